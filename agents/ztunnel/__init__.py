@@ -1,0 +1,1 @@
+"""The node proxy. This version carries plaintext passthrough."""

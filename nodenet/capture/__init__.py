@@ -1,0 +1,1 @@
+"""Enrolling pods so that their sockets are redirected to the local proxy."""

@@ -1,0 +1,1 @@
+"""Per-connection statistics kept by the kernel: reader, events, joins."""

@@ -1,0 +1,1 @@
+"""Kernel objects: bpf(2), loader, pins, links, namespaces, cgroups, feature probes."""
