@@ -24,6 +24,8 @@
 #define NN_POD_IPTABLES 128u	/* redirected by iptables; the programs here only record */
 #define NN_POD_HOST 256u	/* not a pod: a node's own namespace; id is the node's */
 #define NN_POD_LIVE 512u	/* enrolment complete: connections are recorded */
+#define NN_POD_PORTS 1024u	/* has entries in ports */
+#define NN_POD_CIDRS 2048u	/* has entries in cidrs */
 
 /* nn_conn.reason: the row that decided. The rule name (O1..O8, I1..I10) follows from it and dir. */
 enum nn_reason {
@@ -105,7 +107,7 @@ struct nn_cfg {
 	__u32 agent_level;	/* depth of the agent's cgroup, root = 0 */
 	__u32 max_live;		/* records kept at most */
 	__u64 agent_cgroup;	/* cgroup id (inode) of the agent */
-	__u64 reserved;
+	__u64 build;		/* first 8 bytes of the programs' source hash; written last */
 };
 
 /* pods[netns cookie] */

@@ -99,6 +99,8 @@ class PodFlag(IntFlag):
     IPTABLES = 128
     HOST = 256
     LIVE = 512
+    PORTS = 1024
+    CIDRS = 2048
 
 
 class Reason(IntEnum):
@@ -279,7 +281,7 @@ CFG: Final = Layout(
     Field("agent_level", "I"),
     Field("max_live", "I"),
     Field("agent_cgroup", "Q", "id"),
-    Field("reserved", "Q", "pad"),
+    Field("build", "Q", "id"),
 )
 POD: Final = Layout(
     "struct nn_pod",
