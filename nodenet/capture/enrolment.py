@@ -1,0 +1,337 @@
+"""The sequence of one enrolment, and its reverse.
+
+Order, so that a kill at any point leaves a pod that is either captured whole or not at all: record,
+addresses and exclusions, the pod's entry without LIVE (now the proxy's listeners register), inbound
+link, policy routes, and last the entry with LIVE. Un-enrolling goes backwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+from nodenet import abi
+from nodenet.abi import PodFlag
+from nodenet.capture import iptables, pod_maps, pod_routes, programs, reaping
+from nodenet.capture.errors import AlreadyEnrolled, NoAddress
+from nodenet.capture.options import EnrolOptions
+from nodenet.capture.records import (
+    Backend,
+    PodRecord,
+    read_record,
+    record_path,
+    remove_record,
+    write_record,
+)
+from nodenet.capture.result import EnrolResult, UnenrolResult
+from nodenet.capture.targets import refuse_host
+from nodenet.errors import NotFound, NotSupported
+from nodenet.kernel import sock_diag
+from nodenet.kernel.maps import Map
+from nodenet.kernel.netns import NetNs
+from nodenet.paths import Instance
+
+_POLL_SECONDS = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Enroller:
+    """Enrols and un-enrols on one instance. The caller holds the instance's lock."""
+
+    instance: Instance
+    maps: Mapping[str, Map] | None
+
+    def enroll(
+        self,
+        netns: Path,
+        *,
+        name: str,
+        options: EnrolOptions,
+        node: str | None,
+        node_id: int,
+        uid: str | None,
+        wait_seconds: float,
+    ) -> EnrolResult:
+        started = time.monotonic()
+        with NetNs.open(netns) as ns:
+            refuse_host(ns, name)
+            cookie = ns.cookie()
+            backend = self._backend(options)
+            old = read_record(record_path(self.instance, cookie))
+            if old is not None and old.name != name:
+                raise AlreadyEnrolled(
+                    f"cannot enroll {name}: its network namespace is enrolled as {old.name} "
+                    f"(cookie {cookie}); run: nodenet capture unenroll {old.name}"
+                )
+            addresses = pod_maps.PodAddresses.choose(i.ip for i in ns.addresses())
+            ips = tuple(str(a) for a in addresses.owned)
+            live = self._is_live(cookie)
+            if old is not None and live and options.matches(old, backend) and old.ips == ips:
+                return EnrolResult(
+                    record=old,
+                    outcome="unchanged",
+                    existing=0,
+                    existing_reset=0,
+                    listeners=self._listening(cookie),
+                    seconds=time.monotonic() - started,
+                )
+            if not (addresses.ip4 or addresses.ip6):
+                raise NoAddress(
+                    f"cannot enroll {name}: {netns} has no address but loopback and link-local; "
+                    "give it one first, e.g. run the CNI plugin"
+                )
+            if old is not None and old.backend != backend:
+                # the two backends must never both redirect: the old one goes first
+                self._take_out(ns, old)
+                old, live = None, False
+            record = PodRecord(
+                name=name,
+                uid=uid,
+                node=node,
+                netns=str(netns),
+                netns_inode=ns.inode,
+                netns_cookie=cookie,
+                pod_id=pod_maps.pod_id(cookie),
+                ips=ips,
+                backend=backend,
+                direction=options.direction,
+                dns=options.dns,
+                on_proxy_down=options.on_proxy_down,
+                exclude_ports=options.exclude_ports,
+                exclude_cidrs=tuple(str(c) for c in options.exclude_cidrs),
+                mode=options.mode,
+                existing=options.existing,
+                enrolled_at=old.enrolled_at if old and live else _now(),
+            )
+            existing = self._existing(ns, addresses) if not live else []
+            listeners = self._put_in(ns, record, addresses, node_id, old, live, wait_seconds)
+            reset = 0
+            if options.existing == "reset":
+                with ns.entered():
+                    reset = sum(1 for s in existing if sock_diag.destroy(s))
+            return EnrolResult(
+                record=record,
+                outcome="changed" if live else "enrolled",
+                existing=len(existing),
+                existing_reset=reset,
+                listeners=listeners,
+                seconds=time.monotonic() - started,
+            )
+
+    def unenroll(
+        self, netns_cookie: int, *, existing: Literal["keep", "reset"] = "keep"
+    ) -> UnenrolResult:
+        record = read_record(record_path(self.instance, netns_cookie))
+        if record is None:
+            raise NotFound(
+                f"netns cookie {netns_cookie} is not enrolled: no record in {self.instance.pods}; "
+                "see: nodenet capture show"
+            )
+        alive, reset, kept = 0, 0, False
+        try:
+            ns: NetNs | None = NetNs.open(record.netns)
+        except NotFound:
+            ns = None
+        if ns is None or ns.inode != record.netns_inode:
+            reaping.forget(self.instance, self.maps, record)
+        else:
+            with ns:
+                self._switch_off(record)
+                addresses = pod_maps.PodAddresses.choose(i.ip for i in ns.addresses())
+                live = self._captured(ns, addresses)
+                alive = len(live)
+                if existing == "reset":
+                    with ns.entered():
+                        reset = sum(1 for s in live if sock_diag.destroy(s))
+                kept = existing == "keep" and any(
+                    s.local_ip not in addresses.owned and not s.local_ip.is_loopback for s in live
+                )
+                self._take_out(ns, record, keep_routes=kept)
+        return UnenrolResult(
+            name=record.name,
+            netns_cookie=netns_cookie,
+            existing=alive,
+            existing_reset=reset,
+            routes_kept=kept,
+        )
+
+    # -- steps
+
+    def _backend(self, options: EnrolOptions) -> Backend:
+        if options.backend == "auto":
+            return "iptables" if self.maps is None else "ebpf"
+        if options.backend == "ebpf" and self.maps is None:
+            raise NotSupported("ebpf", "the capture loaded; see: nodenet doctor")
+        if options.backend == "iptables" and options.on_proxy_down == "open":
+            raise NotSupported(
+                "iptables backend with --on-proxy-down open",
+                "the ebpf backend: a netfilter redirect cannot ask whether somebody listens",
+            )
+        return options.backend
+
+    def _is_live(self, cookie: int) -> bool:
+        if self.maps is None:
+            return record_path(self.instance, cookie).exists()
+        found = self.maps["pods"].lookup(pod_maps.netns_key(cookie))
+        return found is not None and bool(
+            PodFlag(int(abi.POD.unpack(found)["flags"])) & PodFlag.LIVE
+        )
+
+    def _listening(self, cookie: int) -> tuple[int, ...]:
+        if self.maps is None:
+            return ()
+        return pod_maps.listening(
+            self.maps, cookie, (abi.OUTBOUND_PORT, abi.INBOUND_PORT, abi.DNS_PORT, abi.HBONE_PORT)
+        )
+
+    def _put_in(
+        self,
+        ns: NetNs,
+        record: PodRecord,
+        addresses: pod_maps.PodAddresses,
+        node_id: int,
+        old: PodRecord | None,
+        live: bool,
+        wait_seconds: float,
+    ) -> tuple[int, ...]:
+        cookie = record.netns_cookie
+        undo: list[Callable[[], object]] = []
+        try:
+            if self.maps is not None:
+                self._claim_addresses(record, addresses)
+                if not live:
+                    undo.append(lambda: self._forget_maps(record))
+                    undo.append(lambda: remove_record(self.instance, cookie))
+                pod_maps.write_addresses(self.maps, addresses, cookie, node_id)
+                pod_maps.write_exclusions(self.maps, record)
+                if not live:
+                    self._write_pod(addresses, cookie, PodFlag(0))
+            write_record(self.instance, record)
+            if record.backend == "iptables":
+                undo.append(lambda: iptables.remove(ns))
+                iptables.apply(ns, record)
+            else:
+                if record.direction != "out":
+                    undo.append(lambda: pod_routes.remove(ns))
+                    pod_routes.install(ns)
+                # also without inbound capture: the proxy's own ports are closed to the outside
+                undo.append(lambda: programs.detach_pod(self.instance, cookie))
+                programs.attach_pod(self.instance, cookie, ns.fd)
+            listeners = self._await_listeners(record, wait_seconds)
+            if self.maps is not None:
+                self._write_pod(addresses, cookie, pod_maps.flags_of(record))
+                if old is not None:
+                    pod_maps.remove_exclusions(self.maps, old, record)
+                    gone = [ip for ip in old.ips if ip not in record.ips]
+                    pod_maps.remove_addresses(self.maps, gone, cookie)
+            return listeners
+        except BaseException:
+            if not live:
+                for step in reversed(undo):
+                    with contextlib.suppress(OSError, NotFound):
+                        step()
+            raise
+
+    def _claim_addresses(self, record: PodRecord, addresses: pod_maps.PodAddresses) -> None:
+        assert self.maps is not None
+        owner = pod_maps.check_addresses_free(self.maps, addresses, record.netns_cookie)
+        if owner is None:
+            return
+        holder = read_record(record_path(self.instance, owner))
+        if holder is None:
+            pod_maps.remove_addresses(self.maps, record.ips, owner)
+        elif reaping.is_gone(self.instance, holder):
+            reaping.forget(self.instance, self.maps, holder)
+        else:
+            raise pod_maps.address_in_use(record.name, addresses, holder.name)
+
+    def _write_pod(
+        self, addresses: pod_maps.PodAddresses, cookie: int, flags: PodFlag
+    ) -> None:
+        assert self.maps is not None
+        pod_maps.update(
+            self.maps["pods"],
+            pod_maps.netns_key(cookie),
+            pod_maps.pod_value(addresses, cookie, flags, pod_maps.boot_ns()),
+        )
+
+    def _await_listeners(self, record: PodRecord, wait_seconds: float) -> tuple[int, ...]:
+        wanted = set()
+        if record.direction != "in":
+            wanted.add(abi.OUTBOUND_PORT)
+        if record.direction != "out" and record.mode == "pod":
+            wanted.add(abi.INBOUND_PORT)
+        if record.dns:
+            wanted.add(abi.DNS_PORT)
+        end = time.monotonic() + wait_seconds
+        while True:
+            found = self._listening(record.netns_cookie)
+            if wanted <= set(found) or self.maps is None or time.monotonic() >= end:
+                return found
+            # the kernel offers no event for a map entry; the proxy listens within milliseconds
+            time.sleep(_POLL_SECONDS)
+
+    def _existing(
+        self, ns: NetNs, addresses: pod_maps.PodAddresses
+    ) -> list[sock_diag.TcpSocket]:
+        """Connections with the outside that capture will not touch."""
+        with ns.entered():
+            found = sock_diag.dump_tcp(states=sock_diag.CONNECTED)
+        own = set(addresses.owned)
+        return [
+            s
+            for s in found
+            if not s.remote_ip.is_loopback and s.remote_ip not in own
+        ]
+
+    def _captured(
+        self, ns: NetNs, addresses: pod_maps.PodAddresses
+    ) -> list[sock_diag.TcpSocket]:
+        """Sockets of connections that go through the proxy: both ends of the local legs."""
+        with ns.entered():
+            found = sock_diag.dump_tcp(states=sock_diag.CONNECTED)
+        own = set(addresses.owned)
+        ports = {abi.OUTBOUND_PORT, abi.INBOUND_PORT, abi.DNS_PORT}
+        return [
+            s
+            for s in found
+            if s.remote_port in ports
+            or s.local_port in ports
+            or (s.local_ip not in own and not s.local_ip.is_loopback)
+        ]
+
+    def _switch_off(self, record: PodRecord) -> None:
+        if self.maps is not None:
+            self.maps["pods"].delete(pod_maps.netns_key(record.netns_cookie))
+
+    def _forget_maps(self, record: PodRecord) -> None:
+        if self.maps is None:
+            return
+        self._switch_off(record)
+        pod_maps.remove_exclusions(self.maps, record)
+        pod_maps.remove_addresses(self.maps, record.ips, record.netns_cookie)
+
+    def _take_out(self, ns: NetNs, record: PodRecord, *, keep_routes: bool = False) -> None:
+        self._switch_off(record)
+        programs.detach_pod(self.instance, record.netns_cookie)
+        if record.backend == "iptables":
+            iptables.remove(ns)
+        elif not keep_routes:
+            pod_routes.remove(ns)
+        self._forget_maps(record)
+        if self.maps is not None:
+            pod_maps.remove_totals(self.maps, record.netns_cookie)
+        remove_record(self.instance, record.netns_cookie)
+
+
+def _now() -> str:
+    now = datetime.datetime.now(datetime.UTC)
+    return now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+

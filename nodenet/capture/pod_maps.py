@@ -1,0 +1,218 @@
+"""What one pod looks like in the maps, and the writes that put it there and take it out.
+
+``pods`` is the switch: every other entry is written before it and removed after it. A pod first
+gets an entry without ``LIVE`` so that the proxy's listeners are registered; the update that adds
+``LIVE`` is one atomic write.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from nodenet import abi
+from nodenet.abi import PodFlag, pack_ip
+from nodenet.capture.errors import AddressInUse, MapFull
+from nodenet.capture.records import ExcludedPort, PodRecord
+from nodenet.kernel.maps import Map
+
+_ALLOWED = b"\x01"
+_OUT, _IN = 0, 1
+
+
+def pod_id(netns_cookie: int) -> int:
+    """The pod's 32-bit id: the low half of its cookie, which counts namespaces up from one."""
+    return netns_cookie & 0xFFFFFFFF
+
+
+def flags_of(record: PodRecord) -> PodFlag:
+    """The flags a live pod with these options has."""
+    flags = PodFlag.LIVE
+    if record.direction in ("both", "out"):
+        flags |= PodFlag.OUT
+    if record.mode == "ingress":
+        flags |= PodFlag.INGRESS
+    elif record.direction in ("both", "in"):
+        flags |= PodFlag.IN
+    if record.dns:
+        flags |= PodFlag.DNS
+    if record.on_proxy_down == "closed":
+        flags |= PodFlag.CLOSED_OUT | PodFlag.CLOSED_IN
+    if record.backend == "iptables":
+        flags |= PodFlag.IPTABLES
+    if record.exclude_ports:
+        flags |= PodFlag.PORTS
+    if record.exclude_cidrs:
+        flags |= PodFlag.CIDRS
+    return flags
+
+
+@dataclass(frozen=True, slots=True)
+class PodAddresses:
+    """The addresses of a namespace, as the maps need them."""
+
+    owned: tuple[abi.IPAddress, ...]
+    """Every address that is not loopback, link-local ones too."""
+    ip4: ipaddress.IPv4Address | None
+    """Where captured IPv4 connects go: the first global one."""
+    ip6: ipaddress.IPv6Address | None
+
+    @classmethod
+    def choose(cls, addresses: Iterable[abi.IPAddress]) -> PodAddresses:
+        """Sorts out what ``NetNs.addresses`` found, in the order of the interfaces."""
+        owned = tuple(a for a in addresses if not a.is_loopback)
+        usable = [a for a in owned if not a.is_link_local]
+        return cls(
+            owned,
+            next((a for a in usable if isinstance(a, ipaddress.IPv4Address)), None),
+            next((a for a in usable if isinstance(a, ipaddress.IPv6Address)), None),
+        )
+
+
+def update(table: Map, key: bytes, value: bytes, flags: int = 0) -> None:
+    """``Map.update`` with a full map turned into `MapFull`."""
+    try:
+        table.update(key, value, flags)
+    except OSError as error:
+        if error.errno in (errno.E2BIG, errno.ENOSPC, errno.ENOMEM):
+            raise MapFull(
+                f"map {table.name} is full: {table.max_entries} entries; "
+                "un-enroll pods that are no longer needed: nodenet capture show"
+            ) from error
+        raise
+
+
+def pod_value(
+    addresses: PodAddresses, netns_cookie: int, flags: PodFlag, enrolled_ns: int
+) -> bytes:
+    """The ``nn_pod`` of one pod."""
+    return abi.POD.pack(
+        flags=int(flags),
+        id=pod_id(netns_cookie),
+        ip4=pack_ip(addresses.ip4) if addresses.ip4 else b"",
+        ip6=pack_ip(addresses.ip6) if addresses.ip6 else b"",
+        outbound_port=abi.OUTBOUND_PORT,
+        inbound_port=abi.INBOUND_PORT,
+        dns_port=abi.DNS_PORT,
+        hbone_port=abi.HBONE_PORT,
+        enrolled_ns=enrolled_ns,
+    )
+
+
+def boot_ns() -> int:
+    """CLOCK_BOOTTIME now, in nanoseconds: the clock of every kernel record."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def netns_key(netns_cookie: int) -> bytes:
+    """Key of ``pods``."""
+    return abi.NETNS_KEY.pack(netns_cookie=netns_cookie)
+
+
+def check_addresses_free(
+    maps: Mapping[str, Map], addresses: PodAddresses, netns_cookie: int
+) -> int | None:
+    """The cookie of another pod that has one of the addresses, or None.
+
+    Link-local addresses are skipped: they may repeat over namespaces.
+    """
+    for address in addresses.owned:
+        if address.is_link_local:
+            continue
+        found = maps["lips"].lookup(pack_ip(address))
+        if found is not None:
+            owner = int(abi.LIP.unpack(found)["netns"])
+            if owner != netns_cookie:
+                return owner
+    return None
+
+
+def address_in_use(name: str, addresses: PodAddresses, owner: str) -> AddressInUse:
+    """The error for a pod whose address another one holds."""
+    shown = ", ".join(str(a) for a in addresses.owned if not a.is_link_local)
+    return AddressInUse(
+        f"cannot enroll {name}: {shown} belongs to {owner}, which is enrolled; "
+        f"run: nodenet capture unenroll {owner}"
+    )
+
+
+def write_addresses(
+    maps: Mapping[str, Map], addresses: PodAddresses, netns_cookie: int, node_id: int
+) -> None:
+    """Puts every address of the pod into ``lips``; a link-local one that is taken is left."""
+    value = abi.LIP.pack(netns=netns_cookie, pod_id=pod_id(netns_cookie), node_id=node_id)
+    for address in addresses.owned:
+        key = pack_ip(address)
+        if address.is_link_local and maps["lips"].lookup(key) not in (None, value):
+            continue
+        update(maps["lips"], key, value)
+
+
+def _port_key(netns_cookie: int, port: ExcludedPort) -> bytes:
+    return abi.PORT_KEY.pack(
+        netns=netns_cookie, port=port.port, dir=_OUT if port.dir == "out" else _IN
+    )
+
+
+def _cidr_key(netns_cookie: int, cidr: str) -> bytes:
+    network = ipaddress.ip_network(cidr)
+    offset = 96 if network.version == 4 else 0
+    return abi.CIDR_KEY.pack(
+        prefixlen=64 + offset + network.prefixlen,
+        netns_be=netns_cookie.to_bytes(8, "big"),
+        ip=pack_ip(network.network_address),
+    )
+
+
+def write_exclusions(maps: Mapping[str, Map], record: PodRecord) -> None:
+    """Adds the pod's excluded ports and CIDRs; nothing reads them before its flags say so."""
+    for port in record.exclude_ports:
+        update(maps["ports"], _port_key(record.netns_cookie, port), _ALLOWED)
+    for cidr in record.exclude_cidrs:
+        update(maps["cidrs"], _cidr_key(record.netns_cookie, cidr), _ALLOWED)
+
+
+def remove_exclusions(
+    maps: Mapping[str, Map], old: PodRecord, keep: PodRecord | None = None
+) -> None:
+    """Removes what ``old`` excluded and ``keep`` does not."""
+    kept_ports = set(keep.exclude_ports) if keep else set()
+    kept_cidrs = set(keep.exclude_cidrs) if keep else set()
+    for port in old.exclude_ports:
+        if port not in kept_ports:
+            maps["ports"].delete(_port_key(old.netns_cookie, port))
+    for cidr in old.exclude_cidrs:
+        if cidr not in kept_cidrs:
+            maps["cidrs"].delete(_cidr_key(old.netns_cookie, cidr))
+
+
+def remove_addresses(maps: Mapping[str, Map], ips: Iterable[str], netns_cookie: int) -> None:
+    """Takes the pod's addresses out; one that a later pod has taken over stays."""
+    for text in ips:
+        key = pack_ip(ipaddress.ip_address(text))
+        found = maps["lips"].lookup(key)
+        if found is not None and abi.LIP.unpack(found)["netns"] == netns_cookie:
+            maps["lips"].delete(key)
+
+
+def remove_totals(maps: Mapping[str, Map], netns_cookie: int) -> None:
+    """Drops the pod's entries of ``agg``, by the keys it can have."""
+    identity = pod_id(netns_cookie)
+    for direction in abi.Direction:
+        for reason in abi.Reason:
+            for via in abi.Via:
+                maps["agg"].delete(
+                    abi.AGG_KEY.pack(pod_id=identity, dir=direction, reason=reason, via=via)
+                )
+
+
+def listening(maps: Mapping[str, Map], netns_cookie: int, ports: Iterable[int]) -> tuple[int, ...]:
+    """Which of the ports the proxy listens on in that namespace."""
+    return tuple(
+        port
+        for port in ports
+        if maps["lsn"].lookup(abi.LSN_KEY.pack(netns=netns_cookie, port=port)) is not None
+    )

@@ -1,0 +1,183 @@
+"""Attaching the programs once, and taking over what an earlier process attached.
+
+Links are pinned, so capture does not end with a process. A process that starts again finds the
+links, sees by ``cfg.build`` that they run the programs it would load, and loads nothing. After an
+upgrade each link gets its new program by LINK_UPDATE: between the two no connect is missed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from nodenet import abi
+from nodenet.kernel.cgroups import Cgroup
+from nodenet.kernel.links import Link, attach_iterator, attach_link, open_link, open_program
+from nodenet.kernel.loader import Program, load_programs
+from nodenet.kernel.maps import Map
+from nodenet.kernel.spec import BpfSpec
+from nodenet.paths import Instance
+
+logger = logging.getLogger(__name__)
+
+_CFG_KEY = abi.INDEX_KEY.pack(index=0)
+ROOT_PROGRAMS = tuple(p for p in abi.PROGRAMS.values() if p.attach in ("root", "agent", "iter"))
+SHELF_PROGRAMS = tuple(p for p in abi.PROGRAMS.values() if p.attach in ("netns", "none"))
+
+
+def read_config(maps: Mapping[str, Map]) -> dict[str, int | bytes]:
+    """The ``cfg`` entry; zeroes when the capture was never configured."""
+    return abi.CFG.unpack(maps["cfg"].lookup(_CFG_KEY) or bytes(abi.CFG.size))
+
+
+def write_config(maps: Mapping[str, Map], agent: Cgroup, build: int) -> None:
+    """Writes ``cfg``; ``build`` zero says that the links are not complete yet."""
+    maps["cfg"].update(
+        _CFG_KEY,
+        abi.CFG.pack(
+            schema=abi.SCHEMA,
+            mark=abi.MARK,
+            mark_mask=abi.MARK_MASK,
+            tmark=abi.TRANSPARENT_MARK,
+            agent_level=agent.level,
+            max_live=abi.MAX_LIVE,
+            agent_cgroup=agent.id,
+            build=build,
+        ),
+    )
+
+
+def _complete(instance: Instance) -> bool:
+    return all((instance.links / p.pin).exists() for p in ROOT_PROGRAMS) and all(
+        (instance.progs / p.pin).exists() for p in SHELF_PROGRAMS
+    )
+
+
+def ensure_attached(
+    instance: Instance,
+    maps: Mapping[str, Map],
+    root: Cgroup,
+    agent: Cgroup,
+    *,
+    use_cache: bool = True,
+) -> bool:
+    """Attaches every program, or adopts the pinned ones; True when programs were loaded.
+
+    Safe after a kill at any point: what is pinned is updated, what is missing is made, and
+    ``cfg.build`` is written when all of it is in place.
+    """
+    build = BpfSpec.read().build_id()
+    config = read_config(maps)
+    same_agent = config["agent_cgroup"] == agent.id
+    if config["build"] == build and same_agent and _complete(instance):
+        return False
+    write_config(maps, agent, 0)
+    programs = load_programs(maps, use_cache=use_cache)
+    try:
+        for directory in (instance.links, instance.links / "sk_lookup", instance.progs):
+            directory.mkdir(parents=True, exist_ok=True)
+            for stray in directory.glob("*~*"):
+                # a process was killed between pin and rename: the link is attached a second time
+                stray.unlink()
+        for definition in ROOT_PROGRAMS:
+            _attach(
+                instance, definition, programs[definition.name], maps, root, agent, same_agent
+            )
+        for definition in SHELF_PROGRAMS:
+            _shelve(instance.progs / definition.pin, programs[definition.name])
+        _update_pod_links(instance, programs["nn_sk_lookup"])
+    finally:
+        for program in programs.values():
+            program.close()
+    write_config(maps, agent, build)
+    logger.info("instance %s: %d programs attached", instance.name, len(programs))
+    return True
+
+
+def _attach(
+    instance: Instance,
+    definition: abi.ProgramDef,
+    program: Program,
+    maps: Mapping[str, Map],
+    root: Cgroup,
+    agent: Cgroup,
+    same_agent: bool,
+) -> None:
+    pin = instance.links / definition.pin
+    # an iterator link cannot be updated, and an agent link must follow the agent's cgroup
+    updatable = definition.attach == "root" or (definition.attach == "agent" and same_agent)
+    if pin.exists() and updatable:
+        with open_link(pin) as link:
+            link.update(program.fd)
+        return
+    if definition.attach == "iter":
+        link = attach_iterator(program.fd, maps["conns"].fd)
+    else:
+        target = agent if definition.attach == "agent" else root
+        with target.opened() as target_fd:
+            link = attach_link(program.fd, target_fd, definition.attach_type)
+    with link:
+        _replace_pin(pin, link)
+
+
+def _shelve(pin: Path, program: Program) -> None:
+    fresh = pin.with_name(f"{pin.name}~{os.getpid()}")
+    program.pin(fresh)
+    fresh.rename(pin)
+
+
+def _replace_pin(pin: Path, link: Link) -> None:
+    # a new link is pinned before the old one goes: no moment without a program
+    fresh = pin.with_name(f"{pin.name}~{os.getpid()}")
+    link.pin(fresh)
+    fresh.rename(pin)
+
+
+def _update_pod_links(instance: Instance, program: Program) -> None:
+    for pin in sorted((instance.links / "sk_lookup").iterdir()):
+        with open_link(pin) as link:
+            if link.info().netns_ino:
+                link.update(program.fd)
+
+
+def attach_pod(instance: Instance, netns_cookie: int, netns_fd: int) -> None:
+    """Makes the inbound link of one pod; a pinned one of that pod that lives is kept."""
+    pin = instance.links / "sk_lookup" / str(netns_cookie)
+    if pin.exists():
+        with open_link(pin) as link:
+            if link.info().netns_ino:
+                return
+        pin.unlink()
+    definition = abi.PROGRAMS["nn_sk_lookup"]
+    with open_program(instance.progs / definition.pin) as program:
+        with attach_link(program.fd, netns_fd, definition.attach_type) as link:
+            _replace_pin(pin, link)
+
+
+def detach_pod(instance: Instance, netns_cookie: int) -> None:
+    """Removes the inbound link of one pod; nothing happens when there is none."""
+    (instance.links / "sk_lookup" / str(netns_cookie)).unlink(missing_ok=True)
+
+
+def pod_link_alive(instance: Instance, netns_cookie: int) -> bool | None:
+    """Whether the namespace behind the pod's inbound link lives; None when it has no link."""
+    pin = instance.links / "sk_lookup" / str(netns_cookie)
+    if not pin.exists():
+        return None
+    with open_link(pin) as link:
+        return bool(link.info().netns_ino)
+
+
+def remove_pins(instance: Instance) -> None:
+    """Detaches everything: links first, so that nothing runs on maps that are going."""
+    for directory in (instance.links / "sk_lookup", instance.links, instance.progs, instance.maps):
+        if not directory.is_dir():
+            continue
+        for pin in sorted(directory.iterdir()):
+            if not pin.is_dir():
+                pin.unlink(missing_ok=True)
+        directory.rmdir()
+    if instance.pins.is_dir():
+        instance.pins.rmdir()
