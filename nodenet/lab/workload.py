@@ -1,0 +1,201 @@
+"""The application in a lab's pod, and the one that calls it: plain sockets, as any app has them.
+
+``python -m nodenet.lab.workload serve`` answers HTTP on a port. ``GET /`` is for people: one line
+of JSON saying which peer the server saw. ``GET /demo`` is for proofs: every answer has exactly
+`RESPONSE_BYTES` bytes, and the header ``x-nodenet`` says what the server's own socket is.
+
+``python -m nodenet.lab.workload call`` reads a JSON list of targets from standard input, makes the
+connections, prints what it saw of each, and holds all of them open until its input ends: whoever
+asked can look at the kernel's records of live sockets meanwhile.
+
+Both know nothing of the capture. Only the standard library: a lab starts one of these a pod.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import socket
+import struct
+import sys
+import threading
+from typing import Any, Final
+
+#: Payload bytes of a demo request and of its answer, headers included, the same for each.
+REQUEST_BYTES: Final = 83
+RESPONSE_BYTES: Final = 12_702
+HEADER: Final = "x-nodenet"
+_SO_COOKIE: Final = 57
+#: Width of the JSON in the header: two IPv6 endpoints, a cookie and a count fit.
+_HEADER_WIDTH: Final = 240
+_MAX_REQUEST: Final = 8192
+"""A request head longer than this is no request of ours; the connection is closed."""
+_IDLE_SECONDS: Final = 60.0
+_BACKLOG: Final = 256
+
+
+def endpoint(address: tuple[Any, ...]) -> str:
+    """``10.77.1.2:8080`` or ``[fd77:1::2]:8080``; v4-mapped is shown as IPv4."""
+    host, port = str(address[0]).removeprefix("::ffff:"), address[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def cookie(sock: socket.socket) -> str:
+    """The socket's cookie in hex: the id every nodenet command uses for the connection."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8)
+    return f"{struct.unpack('=Q', raw)[0]:x}"
+
+
+def demo_request(host: str) -> bytes:
+    """A request of `REQUEST_BYTES` bytes; ``host`` is the endpoint, at most 33 characters.
+
+    The padding is a header, so the length does not depend on the target's address.
+    """
+    head = f"GET /demo HTTP/1.1\r\nHost: {host}\r\nX-Pad: "
+    return f"{head}{'.' * (REQUEST_BYTES - len(head) - 4)}\r\n\r\n".encode()
+
+
+def response(path: str, facts: dict[str, object]) -> bytes:
+    """The whole answer: for ``/demo`` exactly `RESPONSE_BYTES` bytes."""
+    text = json.dumps(facts)
+    if path != "/demo":
+        body = text + "\n"
+        status = "200 OK" if path == "/" else "404 Not Found"
+        return (
+            f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\n\r\n{body}"
+        ).encode()
+    head = f"HTTP/1.1 200 OK\r\n{HEADER}: {text:<{_HEADER_WIDTH}}\r\ncontent-length: "
+    size = RESPONSE_BYTES - len(head) - len("12345\r\n\r\n")
+    return f"{head}{size:05d}\r\n\r\n{'.' * (size - 1)}\n".encode()
+
+
+def serve(pod: str, port: int) -> None:
+    """Answers on every address of this namespace until SIGTERM."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    listener = _listen(port)
+    print(f"{pod}: listening on {endpoint(listener.getsockname())}", flush=True)
+    while True:
+        sock, peer = listener.accept()
+        threading.Thread(target=_answer, args=(pod, sock, peer), daemon=True).start()
+
+
+def _listen(port: int) -> socket.socket:
+    if socket.has_ipv6:
+        try:
+            return socket.create_server(
+                ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG
+            )
+        except OSError:  # IPv6 is compiled in, but off
+            pass
+    return socket.create_server(("0.0.0.0", port), backlog=_BACKLOG)
+
+
+def _answer(pod: str, sock: socket.socket, peer: tuple[Any, ...]) -> None:
+    facts: dict[str, object] = {
+        "pod": pod,
+        "peer": endpoint(peer),
+        "local": endpoint(sock.getsockname()),
+        "cookie": cookie(sock),
+        "received": 0,
+    }
+    received, buffer = 0, b""
+    sock.settimeout(_IDLE_SECONDS)
+    try:
+        while chunk := sock.recv(_MAX_REQUEST):
+            received += len(chunk)
+            buffer += chunk
+            while b"\r\n\r\n" in buffer:
+                head, buffer = buffer.split(b"\r\n\r\n", 1)
+                path = (head.split(b" ", 2)[1:2] or [b"?"])[0].decode("latin-1")
+                sock.sendall(response(path, facts | {"received": received}))
+            if len(buffer) > _MAX_REQUEST:
+                break
+    except OSError as error:
+        print(f"{pod}: {facts['peer']}: {error}", flush=True)
+    finally:
+        sock.close()
+
+
+def call_one(target: dict[str, Any], timeout: float) -> tuple[dict[str, object], socket.socket]:
+    """One connection with one request; returns what the app saw, and the open socket.
+
+    Facts: ``cookie local peer bytes_sent bytes_received seen error``; ``seen`` is the server's
+    header, ``peer`` what getpeername says, the byte counts are the app's own.
+    """
+    address, port = str(target["address"]), int(target["port"])
+    sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    facts: dict[str, object] = {
+        "cookie": cookie(sock),
+        "local": None,
+        "peer": None,
+        "bytes_sent": 0,
+        "bytes_received": 0,
+        "seen": None,
+        "error": None,
+    }
+    sock.settimeout(timeout)
+    try:
+        sock.connect((address, port))
+        facts["local"] = endpoint(sock.getsockname())
+        facts["peer"] = endpoint(sock.getpeername())
+        request = demo_request(endpoint((address, port)))
+        sock.sendall(request)
+        facts["bytes_sent"] = len(request)
+        answer = bytearray()
+        while len(answer) < RESPONSE_BYTES:
+            chunk = sock.recv(1 << 16)
+            if not chunk:
+                facts["error"] = f"closed after {len(answer)} of {RESPONSE_BYTES} bytes"
+                break
+            answer += chunk
+            facts["bytes_received"] = len(answer)
+        facts["seen"] = _header(bytes(answer))
+    except OSError as error:
+        facts["error"] = str(error)
+    return facts, sock
+
+
+def _header(answer: bytes) -> object:
+    for line in answer.partition(b"\r\n\r\n")[0].split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        if name.lower() == HEADER.encode():
+            try:
+                return json.loads(value)
+            except ValueError:
+                return None
+    return None
+
+
+def call(timeout: float) -> None:
+    """One connection a target, in order; results as one JSON line; open until input ends."""
+    targets = json.loads(sys.stdin.readline())
+    held = []
+    results = []
+    for target in targets:
+        facts, sock = call_one(target, timeout)
+        results.append(facts)
+        held.append(sock)
+    print(json.dumps(results), flush=True)
+    sys.stdin.read()
+
+
+def main() -> None:
+    """Parses and runs; see the module's text."""
+    parser = argparse.ArgumentParser(prog="nodenet.lab.workload")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    server = verbs.add_parser("serve")
+    server.add_argument("--pod", required=True)
+    server.add_argument("--port", type=int, required=True)
+    caller = verbs.add_parser("call")
+    caller.add_argument("--timeout", type=float, default=5.0)
+    options = parser.parse_args()
+    if options.verb == "serve":
+        serve(options.pod, options.port)
+    else:
+        call(options.timeout)
+
+
+if __name__ == "__main__":
+    main()
