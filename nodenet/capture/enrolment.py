@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-
 from nodenet import abi
 from nodenet.abi import PodFlag
 from nodenet.capture import iptables, pod_maps, pod_routes, programs, reaping
@@ -251,9 +250,7 @@ class Enroller:
         else:
             raise pod_maps.address_in_use(record.name, addresses, holder.name)
 
-    def _write_pod(
-        self, addresses: pod_maps.PodAddresses, cookie: int, flags: PodFlag
-    ) -> None:
+    def _write_pod(self, addresses: pod_maps.PodAddresses, cookie: int, flags: PodFlag) -> None:
         assert self.maps is not None
         pod_maps.update(
             self.maps["pods"],
@@ -277,22 +274,14 @@ class Enroller:
             # the kernel offers no event for a map entry; the proxy listens within milliseconds
             time.sleep(_POLL_SECONDS)
 
-    def _existing(
-        self, ns: NetNs, addresses: pod_maps.PodAddresses
-    ) -> list[sock_diag.TcpSocket]:
+    def _existing(self, ns: NetNs, addresses: pod_maps.PodAddresses) -> list[sock_diag.TcpSocket]:
         """Connections with the outside that capture will not touch."""
         with ns.entered():
             found = sock_diag.dump_tcp(states=sock_diag.CONNECTED)
         own = set(addresses.owned)
-        return [
-            s
-            for s in found
-            if not s.remote_ip.is_loopback and s.remote_ip not in own
-        ]
+        return [s for s in found if not s.remote_ip.is_loopback and s.remote_ip not in own]
 
-    def _captured(
-        self, ns: NetNs, addresses: pod_maps.PodAddresses
-    ) -> list[sock_diag.TcpSocket]:
+    def _captured(self, ns: NetNs, addresses: pod_maps.PodAddresses) -> list[sock_diag.TcpSocket]:
         """Sockets of connections that go through the proxy: both ends of the local legs."""
         with ns.entered():
             found = sock_diag.dump_tcp(states=sock_diag.CONNECTED)
@@ -333,5 +322,3 @@ class Enroller:
 def _now() -> str:
     now = datetime.datetime.now(datetime.UTC)
     return now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-

@@ -7,7 +7,6 @@ from `nodenet.capture.rows`; why the earlier ones did not fire is told from the 
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from typing import Final, Literal
 
@@ -19,6 +18,7 @@ from nodenet.capture import pod_maps
 from nodenet.capture.errors import CaptureError
 from nodenet.capture.records import PodRecord
 from nodenet.capture.rows import Row, rows
+from nodenet.endpoint import format_endpoint
 from nodenet.kernel.links import open_program
 from nodenet.kernel.maps import Map
 from nodenet.kernel.run import test_run
@@ -82,7 +82,7 @@ def ask(
     protocol: Literal["tcp", "udp"] = "tcp",
     proxy: bool = False,
 ) -> tuple[Reason, Action, int]:
-    """Runs the kernel's decision: its reason, what it does, and the proxy port it goes to (0: none).
+    """Runs the kernel's decision: reason, action, and the proxy port it goes to (0: none).
 
     ``local`` is the pod's side. Raises NotFound when the capture is not loaded.
     """
@@ -140,13 +140,10 @@ def explain(
         address=str(local[0]),
         port=local[1] or None,
     )
-    other = Endpoint(
-        name=names.get(str(remote[0])), address=str(remote[0]), port=remote[1] or None
-    )
+    other = Endpoint(name=names.get(str(remote[0])), address=str(remote[0]), port=remote[1] or None)
     listener = None
     if captured:
-        where = local[0] if direction is Direction.OUT else local[0]
-        listener = endpoint_text(where, port)
+        listener = format_endpoint(local[0], port)
     steps = tuple(_steps(maps, pod, direction, fired, reason, action, netns_cookie, remote, port))
     return Explanation(
         result=result,
@@ -162,13 +159,6 @@ def explain(
         listener=listener,
         hint=_hint(pod, reason, action),
     )
-
-
-def endpoint_text(address: abi.IPAddress, port: int) -> str:
-    """``10.0.0.1:80`` or ``[fd00::1]:80``."""
-    if isinstance(address, ipaddress.IPv6Address):
-        return f"[{address}]:{port}"
-    return f"{address}:{port}"
 
 
 def _steps(

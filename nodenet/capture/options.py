@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nodenet.capture.records import Backend, ExcludedPort, PodRecord
+from nodenet.endpoint import parse_port
 from nodenet.errors import UsageError
 
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -45,16 +46,6 @@ class EnrolOptions:
 
 def _port_order(port: ExcludedPort) -> tuple[str, int]:
     return (port.dir, port.port)
-
-
-def parse_port(text: str, where: str) -> int:
-    """A TCP port, 1 to 65535; ``where`` is the option and value an error quotes."""
-    if not text.isascii() or not text.isdecimal():
-        raise UsageError(f"port {text!r} is not a number in {where}; write e.g. out:9093")
-    port = int(text)
-    if not 1 <= port <= 65535:
-        raise UsageError(f"port {text} out of range 1-65535 in {where}")
-    return port
 
 
 def parse_excluded_ports(values: Iterable[str]) -> tuple[ExcludedPort, ...]:

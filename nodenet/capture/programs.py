@@ -82,9 +82,7 @@ def ensure_attached(
                 # a process was killed between pin and rename: the link is attached a second time
                 stray.unlink()
         for definition in ROOT_PROGRAMS:
-            _attach(
-                instance, definition, programs[definition.name], maps, root, agent, same_agent
-            )
+            _attach(instance, definition, programs[definition.name], maps, root, agent, same_agent)
         for definition in SHELF_PROGRAMS:
             _shelve(instance.progs / definition.pin, programs[definition.name])
         _update_pod_links(instance, programs["nn_sk_lookup"])
@@ -116,8 +114,11 @@ def _attach(
         link = attach_iterator(program.fd, maps["conns"].fd)
     else:
         target = agent if definition.attach == "agent" else root
-        with target.opened() as target_fd:
+        target_fd = os.open(target.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
             link = attach_link(program.fd, target_fd, definition.attach_type)
+        finally:
+            os.close(target_fd)
     with link:
         _replace_pin(pin, link)
 

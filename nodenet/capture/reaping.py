@@ -88,10 +88,9 @@ def remove_everything(instance: Instance, maps: Mapping[str, Map] | None) -> lis
                         pod_routes.remove(ns)
     programs.remove_pins(instance)
     _remove_files(instance.pods)
-    for directory in (cgroup2_mount() / instance.name / "ztunnel", cgroup2_mount() / instance.name):
-        with contextlib.suppress(NodenetError, OSError):
-            # processes may still be in it: the proxy outlives the capture until it is stopped
-            Cgroup(directory).remove()
+    with contextlib.suppress(NodenetError):
+        # processes may still be in it: the proxy outlives the capture until it is stopped
+        Cgroup.open(cgroup2_mount() / instance.name).remove()
     return removed
 
 

@@ -20,7 +20,7 @@ from nodenet.capture.enrolment import Enroller
 from nodenet.capture.errors import NotLoaded
 from nodenet.capture.lock import instance_lock
 from nodenet.capture.options import EnrolOptions
-from nodenet.capture.pod_maps import netns_key, pod_value, PodAddresses, update
+from nodenet.capture.pod_maps import PodAddresses, netns_key, pod_value, update
 from nodenet.capture.records import PodRecord, read_record, read_records, record_path
 from nodenet.capture.result import EnrolResult, UnenrolResult
 from nodenet.errors import NotSupported
@@ -55,7 +55,7 @@ class Capture:
         there, NotPermitted without the rights. Takes milliseconds when nothing is to do.
         """
         with instance_lock(instance):
-            root = Cgroup(cgroup2_mount())
+            root = Cgroup.open(cgroup2_mount())
             agent = Cgroup.create(agent_cgroup or agent_cgroup_path(instance))
             maps = open_or_create_maps(instance)
             capture = cls(instance, maps)
@@ -148,9 +148,7 @@ class Capture:
         """Makes a namespace the node's own: its processes reach the node's pods uncaptured."""
         with NetNs.open(netns) as ns:
             cookie = ns.cookie()
-        value = bytearray(
-            pod_value(PodAddresses((), None, None), cookie, abi.PodFlag.HOST, 0)
-        )
+        value = bytearray(pod_value(PodAddresses((), None, None), cookie, abi.PodFlag.HOST, 0))
         fields = abi.POD.unpack(bytes(value)) | {"id": node_id}
         update(self.maps["pods"], netns_key(cookie), abi.POD.pack(**fields))
 

@@ -1,0 +1,431 @@
+"""nodenet capture: pods whose connections are redirected."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nodenet.cli import numbers
+from nodenet.cli.commands import object_group
+from nodenet.cli.globals import Globals, list_options, pass_globals, report_options
+from nodenet.cli.output import emit_list, emit_report
+from nodenet.cli.params import OneOf, SecondsType
+from nodenet.cli.tables import Column, Elide
+from nodenet.errors import NodenetError, NotFound, NotSupported, UsageError
+
+if TYPE_CHECKING:
+    from nodenet.capture.explain import Explanation
+    from nodenet.capture.records import PodRecord
+    from nodenet.capture.session import Capture
+    from nodenet.capture.show import PodState
+    from nodenet.cli.style import Style
+
+
+@object_group(
+    "capture",
+    aliases={"list": "show", "enrol": "enroll", "unenrol": "unenroll"},
+    epilog="Example: nodenet capture enroll shop/cart --exclude-port out:9093",
+)
+def command() -> None:
+    """Pods whose connections are redirected to the local proxy."""
+
+
+def _excluded(row: PodState) -> str | None:
+    found = [f"{p.dir}:{p.port}" for p in row.exclude_ports] + list(row.exclude_cidrs)
+    return ",".join(found) or None
+
+
+def _listeners(row: PodState) -> str:
+    if row.backend == "iptables" and not any(entry.alive for entry in row.listeners):
+        return "-"
+    down = [str(entry.port) for entry in row.listeners if not entry.alive]
+    return f"{','.join(down)} down" if down else "ok"
+
+
+def _age(row: PodState) -> float:
+    import datetime
+
+    then = datetime.datetime.fromisoformat(row.enrolled_at)
+    return (datetime.datetime.now(datetime.UTC) - then).total_seconds()
+
+
+COLUMNS = (
+    Column("POD", "pod", max=32, elide=Elide.MIDDLE),
+    Column("BACKEND", "backend"),
+    Column("DIR", "direction"),
+    Column("DNS", "dns", lambda v, _exact: "on" if v else "off"),
+    Column("ON-DOWN", "on_proxy_down"),
+    Column("EXCLUDED", "exclude_ports", max=24, elide=Elide.END, value=_excluded),
+    Column("LISTENERS", "listeners", max=24, value=_listeners, state=True),
+    Column("OUT", "counters", numbers.count, right=True, value=lambda r: r.counters.captured_out),
+    Column("IN", "counters", numbers.count, right=True, value=lambda r: r.counters.captured_in),
+    Column("BYPASS", "counters", numbers.count, right=True, value=lambda r: r.counters.bypassed),
+    Column("REFUSED", "counters", numbers.count, right=True, value=lambda r: r.counters.refused),
+    Column("AGE", "enrolled_at", numbers.age, right=True, value=_age),
+    Column("INODE", "netns_inode", wide=True),
+    Column("COOKIE", "netns_cookie", wide=True),
+    Column("IPS", "ips", wide=True),
+    Column("NETNS", "netns", wide=True),
+)
+
+
+def _open(g: Globals) -> Capture:
+    from nodenet.capture.session import Capture
+
+    instance = g.instance
+    if not instance.exists() and instance.pods.is_dir():
+        return Capture.without_bpf(instance)
+    return Capture.open(instance)
+
+
+def _chosen(capture: Capture, targets: tuple[str, ...]) -> list[PodRecord]:
+    """The enrolled pods that the TARGETs name; all without one."""
+    from nodenet.capture.targets import resolve_target
+
+    records = list(capture.records())
+    if not targets:
+        return records
+    chosen = []
+    for target in targets:
+        record = resolve_target(target, records).record
+        if record is None:
+            raise NotFound(f"{target} is not enrolled; run: nodenet capture enroll {target}")
+        chosen.append(record)
+    return chosen
+
+
+@command.command("show")
+@click.argument("target", nargs=-1)
+@click.option("--counters", is_flag=True, help="One column per decision row.")
+@list_options
+@pass_globals
+def show(g: Globals, target: tuple[str, ...], counters: bool) -> None:
+    """Enrolled pods: options, listeners, counters."""
+    from nodenet.capture.show import PodState, pod_states
+
+    with _open(g) as capture:
+        maps = capture.maps if capture.has_bpf else None
+
+        def rows() -> list[PodState]:
+            return pod_states(maps, _chosen(capture, target))
+
+        columns = COLUMNS
+        if counters:
+            names = sorted({name for row in rows() for name in row.counters.rows})
+            columns = (COLUMNS[0], *(_counter_column(name) for name in names))
+        emit_list(g, rows, columns, row_type=PodState, name="pod", empty="no pod is enrolled")
+
+
+def _counter_column(name: str) -> Column:
+    return Column(
+        name.upper().replace(" ", "-"),
+        "counters",
+        numbers.count,
+        right=True,
+        value=lambda row: row.counters.rows.get(name, 0),
+    )
+
+
+@command.command("enroll")
+@click.argument("target", nargs=-1, required=True)
+@click.option("--backend", type=OneOf("backend", ("auto", "ebpf", "iptables")), default="auto")
+@click.option("--dns", type=OneOf("value", ("on", "off")), default="off", help="Capture port 53.")
+@click.option("--direction", type=OneOf("direction", ("both", "out", "in")), default="both")
+@click.option("--exclude-port", multiple=True, metavar="DIR:PORT,…", help="out:9093,in:8081")
+@click.option("--exclude-cidr", multiple=True, metavar="CIDR,…", help="Outbound destinations.")
+@click.option(
+    "--on-proxy-down",
+    type=OneOf("value", ("closed", "open")),
+    default="closed",
+    help="New connections while the proxy does not listen: refused, or passed uncaptured.",
+)
+@click.option(
+    "--existing",
+    type=OneOf("value", ("keep", "reset")),
+    default="keep",
+    help="Connections older than the enrolment.",
+)
+@click.option("--mode", type=OneOf("mode", ("pod", "ingress")), default="pod")
+@click.option("--node", metavar="NAME", help="The node whose proxy serves the pod.")
+@click.option(
+    "--wait", type=SecondsType(), default="5s", help="How long to wait for the proxy's listeners."
+)
+@click.option("--dry-run", is_flag=True, help="Print the map writes, do nothing.")
+@pass_globals
+def enroll(
+    g: Globals,
+    target: tuple[str, ...],
+    backend: Any,
+    dns: str,
+    direction: Any,
+    exclude_port: tuple[str, ...],
+    exclude_cidr: tuple[str, ...],
+    on_proxy_down: Any,
+    existing: Any,
+    mode: Any,
+    node: str | None,
+    wait: float,
+    dry_run: bool,
+) -> None:
+    """Redirect the connections of these pods to the proxy."""
+    from nodenet.capture.options import EnrolOptions, parse_cidrs, parse_excluded_ports
+
+    options = EnrolOptions(
+        backend=backend,
+        direction=direction,
+        dns=dns == "on",
+        exclude_ports=parse_excluded_ports(exclude_port),
+        exclude_cidrs=parse_cidrs(exclude_cidr),
+        on_proxy_down=on_proxy_down,
+        existing=existing,
+        mode=mode,
+    )
+    from nodenet.capture.records import read_records
+    from nodenet.capture.targets import resolve_target
+
+    records = list(read_records(g.instance))
+    found = [resolve_target(text, records) for text in target]
+    if dry_run:
+        from nodenet.capture.plan import planned_writes
+
+        emit_report(
+            g,
+            lambda: planned_writes([(f.name, f.netns_path) for f in found], options),
+            lambda report, _style: report["text"],
+        )
+        return
+    done = []
+    with _load(g, options.backend) as capture:
+        for one in found:
+            known = one.record
+            result = capture.enroll(
+                one.netns_path,
+                name=one.name,
+                node=node or (known.node if known else None),
+                uid=known.uid if known else None,
+                options=options,
+                wait=wait,
+            )
+            done.append(
+                {
+                    "pod": result.record.name,
+                    "outcome": result.outcome,
+                    "backend": result.record.backend,
+                    "ips": list(result.record.ips),
+                    "existing": result.existing,
+                    "existing_reset": result.existing_reset,
+                    "listeners": list(result.listeners),
+                    "duration_us": round(result.seconds * 1e6),
+                }
+            )
+    emit_report(g, {"ok": True, "pods": done}, _render_enrolled)
+
+
+def _load(g: Globals, backend: str) -> Capture:
+    from nodenet.capture.session import Capture
+
+    try:
+        return Capture.open_or_load(g.instance)
+    except NotSupported as error:
+        if backend == "ebpf":
+            raise
+        g.notice(f"{error.line()}; using the iptables backend, without statistics")
+        return Capture.without_bpf(g.instance)
+
+
+def _render_enrolled(report: dict[str, Any], _style: Style) -> str:
+    lines = []
+    for pod in report["pods"]:
+        if pod["outcome"] == "unchanged":
+            lines.append(f"already enrolled, nothing changed: {pod['pod']}")
+            continue
+        verb = "enrolled" if pod["outcome"] == "enrolled" else "changed"
+        facts = f"{pod['backend']}, {len(pod['ips'])} addresses, {pod['duration_us'] / 1000:.1f} ms"
+        line = f"{verb} {pod['pod']} ({facts})"
+        if pod["existing_reset"]:
+            line += f"; {pod['existing_reset']} existing connections reset"
+        elif pod["existing"]:
+            line += (
+                f"; {pod['existing']} existing connections kept uncaptured: "
+                f"nodenet conn list --reason pre-enrolment --pod {pod['pod']}"
+            )
+        lines.append(line)
+        if not pod["listeners"] and pod["backend"] == "ebpf":
+            lines.append("the proxy does not listen in this pod yet: nodenet ztunnel run")
+    return "\n".join(lines)
+
+
+@command.command("unenroll")
+@click.argument("target", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Every pod, and detach the programs.")
+@click.option("--existing", type=OneOf("value", ("keep", "reset")), default="keep")
+@pass_globals
+def unenroll(g: Globals, target: tuple[str, ...], everything: bool, existing: Any) -> None:
+    """Stop redirecting: the pods' next connections are not captured."""
+    if everything == bool(target):
+        raise UsageError("unenroll takes TARGETs or --all; see: nodenet capture show")
+    if everything:
+        emit_report(g, _remove_all(g, existing), _render_removed)
+        return
+    done = []
+    with _open(g) as capture:
+        for record in _chosen(capture, target):
+            result = capture.unenroll(record.netns_cookie, existing=existing)
+            done.append(
+                {
+                    "pod": result.name,
+                    "existing": result.existing,
+                    "existing_reset": result.existing_reset,
+                    "routes_kept": result.routes_kept,
+                }
+            )
+    emit_report(g, {"ok": True, "pods": done}, _render_removed)
+
+
+def _remove_all(g: Globals, existing: Any) -> dict[str, Any]:
+    from nodenet.capture.session import remove_instance
+
+    instance = g.instance
+    if not instance.pins.is_dir() and not instance.pods.is_dir():
+        raise NotFound(f"nothing is enrolled: no {instance.pins}; see: nodenet doctor")
+    if existing == "reset":
+        with _open(g) as capture:
+            for record in list(capture.records()):
+                capture.unenroll(record.netns_cookie, existing="reset")
+    removed = remove_instance(instance)
+    return {
+        "ok": True,
+        "pods": [
+            {"pod": r.name, "existing": None, "existing_reset": 0, "routes_kept": False}
+            for r in removed
+        ],
+        "detached": True,
+    }
+
+
+def _render_removed(report: dict[str, Any], _style: Style) -> str:
+    lines = []
+    for pod in report["pods"]:
+        line = f"un-enrolled {pod['pod']}"
+        if pod["existing_reset"]:
+            line += f"; {pod['existing_reset']} captured connections reset"
+        elif pod["existing"]:
+            line += f"; {pod['existing']} captured sockets live on through the proxy"
+        if pod["routes_kept"]:
+            line += "; the policy routes stay for them"
+        lines.append(line)
+    if report.get("detached"):
+        lines.append("programs detached, pins removed")
+    return "\n".join(lines)
+
+
+@command.command("verify")
+@click.argument("target", nargs=-1)
+@report_options
+@pass_globals
+def verify_(g: Globals, target: tuple[str, ...]) -> int:
+    """Check that the redirect is in place, now; exit 1 when not."""
+    from nodenet.capture.verify import verify
+
+    with _open(g) as capture:
+        maps = capture.maps if capture.has_bpf else None
+        chosen = _chosen(capture, target)
+        if not chosen:
+            raise NotFound("no pod is enrolled: nothing to verify; see: nodenet capture enroll -h")
+        report = emit_report(
+            g,
+            lambda: _verified([verify(capture.instance, maps, record) for record in chosen]),
+            _render_verified,
+        )
+    return 0 if report["ok"] else 1
+
+
+def _verified(pods: list[Any]) -> dict[str, Any]:
+    import msgspec
+
+    return {"ok": all(p.ok for p in pods), "pods": [msgspec.to_builtins(p) for p in pods]}
+
+
+def _render_verified(report: dict[str, Any], style: Style) -> str:
+    lines = []
+    failed = total = 0
+    for pod in report["pods"]:
+        if len(report["pods"]) > 1:
+            lines.append(pod["pod"])
+        for check in pod["checks"]:
+            total += check["state"] != "skip"
+            failed += check["state"] == "fail"
+            word = "FAIL" if check["state"] == "fail" else check["state"]
+            lines.append(f"{style.state(word):<4}  {check['id']:<14} {check['found']}")
+            if check["state"] == "fail":
+                rows = ", ".join(([check["rule"]] if check["rule"] else []) + check["parity"])
+                suffix = f"  (rule {rows})" if rows else ""
+                lines.append(f"      {'means':<14} {check['means']}{suffix}")
+                lines.append(f"      {'do':<14} {check['do']}")
+    lines.append(f"{failed} of {total} checks failed" if failed else f"{total} checks ok")
+    return "\n".join(lines)
+
+
+@command.command("explain")
+@click.argument("src")
+@click.argument("dst")
+@click.option("--in", "inbound", is_flag=True, help="As seen by DST: a SYN that arrives from SRC.")
+@click.option("--udp", is_flag=True, help="A datagram instead of a connection.")
+@click.option("--proxy", is_flag=True, help="As the proxy's own socket.")
+@click.option(
+    "--expect",
+    type=OneOf("result", ("captured", "bypassed", "refused")),
+    help="Exit 1 when the answer is another one.",
+)
+@pass_globals
+def explain(
+    g: Globals,
+    src: str,
+    dst: str,
+    inbound: bool,
+    udp: bool,
+    proxy: bool,
+    expect: str | None,
+) -> int:
+    """What would happen to one connection, row by row. Nothing is sent."""
+    from nodenet.capture.question import answer
+
+    with _open(g) as capture:
+        found = answer(
+            capture, src, dst, inbound=inbound, protocol="udp" if udp else "tcp", proxy=proxy
+        )
+    emit_report(g, found, _render_explained)
+    if expect is not None and found.result != expect:
+        raise Unexpected(
+            f"{src} to {dst} is {found.result}, not {expect}: row {found.rule} {found.reason}"
+        )
+    return 0
+
+
+class Unexpected(NodenetError):
+    """The answer differs from --expect."""
+
+
+def _render_explained(found: Explanation, _style: Style) -> str:
+    def side(end: Any) -> str:
+        at = f"{end.address}:{end.port}" if end.port else end.address
+        if ":" in end.address and end.port:
+            at = f"[{end.address}]:{end.port}"
+        return f"{end.name} ({at})" if end.name else at
+
+    lines = [f"{side(found.src)} -> {side(found.dst)} {found.protocol}"]
+    lines.append(f"KERNEL, {'outbound' if found.dir == 'out' else 'inbound'}")
+    width = max(len(step.question) for step in found.steps)
+    for step in found.steps:
+        head = ">" if step.fired else " "
+        answer = step.answer if step.fired else "no"
+        line = f"{head} {step.rule:<3} {step.question:<{width}}  {answer:<8}  {step.why or ''}"
+        lines.append(line.rstrip())
+    outcome = f"Result: {found.result}, row {found.rule} ({found.reason})"
+    if found.listener:
+        outcome += f", to {found.listener}"
+    lines.append(f"{outcome}. The app sees: {found.app_sees}.")
+    if found.hint:
+        lines.append(f"Do: {found.hint}")
+    return "\n".join(lines)
