@@ -1,0 +1,351 @@
+"""From C to loaded programs: compile or take from the cache, fill in the maps, BPF_PROG_LOAD.
+
+BCC only compiles. Loading is the same whether the bytecode is fresh or kept: raw bpf(2) on our own
+pinned maps, so a warm start imports no compiler (docs/bpf.md).
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import struct
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+from nodenet import abi
+from nodenet.kernel import btf, cache, pins, spec
+from nodenet.kernel.bytecode import Compiled, CompiledProgram
+from nodenet.kernel.errors import KernelError
+from nodenet.kernel.maps import Map, MapInfo
+from nodenet.kernel.syscall import Command, address, bpf
+from nodenet.paths import Instance
+
+logger = logging.getLogger(__name__)
+
+_LICENSE: Final = b"GPL\0"
+_LOAD: Final = struct.Struct("<IIQQIIQII16sIIIIQIIQIIII")
+_LOG_BYTES: Final = 1 << 20
+_LOG_BYTES_MAX: Final = 64 << 20
+#: The verifier gives up when a signal is pending; libbpf tries as often.
+_LOAD_ATTEMPTS: Final = 5
+#: Lines of the verifier's log that go into the message.
+_LOG_TAIL: Final = 3
+
+#: The kernel function that stands for an iterator in BTF.
+_ITERATOR_PREFIX: Final = "bpf_iter_"
+
+
+class VerifierRejected(KernelError):
+    """The kernel refused a program; ``log`` is the whole verifier log, ``errno`` the reason."""
+
+    def __init__(self, program: str, number: int, log: str) -> None:
+        lines = [line for line in log.splitlines() if line and not line.startswith("processed ")]
+        tail = " | ".join(line.strip() for line in lines[-_LOG_TAIL:]) or "no verifier log"
+        super().__init__(
+            f"program {program}: the kernel refuses it ({os.strerror(number)}): {tail}"
+        )
+        self.program = program
+        self.errno = number
+        self.log = log
+
+
+class SchemaMismatch(KernelError):
+    """A pinned map is of another version; ``found`` and ``wanted`` describe both."""
+
+    def __init__(self, name: str, path: Path, found: str, wanted: str) -> None:
+        super().__init__(
+            f"pinned map {name} is of another version ({found}; wanted {wanted}): {path}",
+            hint="run: nodenet node run --upgrade-pins, or nodenet capture unenroll --all",
+        )
+        self.name = name
+        self.path = path
+        self.found = found
+        self.wanted = wanted
+
+
+class AbiMismatch(KernelError):
+    """C and `nodenet.abi` disagree about a map; a fault of this build."""
+
+
+class _Shape(NamedTuple):
+    type: int
+    key_size: int
+    value_size: int
+    max_entries: int
+    flags: int
+
+    def __str__(self) -> str:
+        try:
+            kind = abi.MapType(self.type).name.lower()
+        except ValueError:
+            kind = str(self.type)
+        return (
+            f"type {kind} key {self.key_size} value {self.value_size} "
+            f"max_entries {self.max_entries} flags {self.flags:#x}"
+        )
+
+
+def _wanted(defn: abi.MapDef) -> _Shape:
+    return _Shape(
+        defn.type,
+        defn.key.size if defn.key else 0,
+        defn.value.size if defn.value else 0,
+        defn.max_entries,
+        defn.flags,
+    )
+
+
+def _found(info: MapInfo) -> _Shape:
+    return _Shape(info.type, info.key_size, info.value_size, info.max_entries, info.flags)
+
+
+def open_or_create_maps(instance: Instance) -> dict[str, Map]:
+    """Every map of `nodenet.abi.MAPS`: the pinned one, or a new one, pinned.
+
+    Safe to call twice and from two processes at once. Raises NoBpffs, NotPermitted,
+    SchemaMismatch; maps opened so far are closed then.
+    """
+    pins.require_bpffs()
+    directory = instance.maps
+    pins.make_directory(directory)
+    opened: dict[str, Map] = {}
+    try:
+        for defn in abi.MAPS.values():
+            opened[defn.name] = _open_or_create(defn, directory / defn.name)
+    except BaseException:
+        for one in opened.values():
+            one.close()
+        raise
+    return opened
+
+
+def open_maps(instance: Instance, names: Collection[str] | None = None) -> dict[str, Map]:
+    """The pinned maps, or those named, without making any; NotFound, SchemaMismatch."""
+    opened: dict[str, Map] = {}
+    try:
+        for name in abi.MAPS if names is None else names:
+            opened[name] = open_map(instance, name)
+    except BaseException:
+        for one in opened.values():
+            one.close()
+        raise
+    return opened
+
+
+def open_map(instance: Instance, name: str) -> Map:
+    """One pinned map, checked against `nodenet.abi.MAPS`; NotFound, SchemaMismatch."""
+    return _checked(Map.open(instance.maps / name), abi.MAPS[name], instance.maps / name)
+
+
+def _open_or_create(defn: abi.MapDef, path: Path) -> Map:
+    if not path.exists():
+        new = Map.create(defn)
+        try:
+            new.pin(path)
+        except FileExistsError:  # another process was faster: use its map
+            new.close()
+        except BaseException:
+            new.close()
+            raise
+        else:
+            return new
+    return _checked(Map.open(path), defn, path)
+
+
+def _checked(found: Map, defn: abi.MapDef, path: Path) -> Map:
+    shape, wanted = _found(found.info), _wanted(defn)
+    if shape != wanted:
+        found.close()
+        raise SchemaMismatch(defn.name, path, str(shape), str(wanted))
+    return found
+
+
+class Program:
+    """A loaded program. A context manager; links and pins keep it alive after `close`."""
+
+    __slots__ = ("_closed", "defn", "fd")
+
+    def __init__(self, fd: int, defn: abi.ProgramDef) -> None:
+        """Takes the file descriptor over."""
+        self.fd = fd
+        self.defn = defn
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """Its C function."""
+        return self.defn.name
+
+    @property
+    def id(self) -> int:
+        """The kernel's id, as `bpftool prog` shows it."""
+        return self._head()[0]
+
+    @property
+    def tag(self) -> str:
+        """The kernel's digest of the instructions, 16 hex digits."""
+        return self._head()[1].hex()
+
+    def _head(self) -> tuple[int, bytes]:
+        info = bytearray(16)
+        bpf(Command.OBJ_GET_INFO_BY_FD, struct.pack("<IIQ", self.fd, len(info), address(info)))
+        ident, tag = struct.unpack("<4xI8s", info)
+        return ident, tag
+
+    def __repr__(self) -> str:
+        return f"<Program {self.name} fd {self.fd}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def pin(self, path: Path) -> None:
+        """Pins the program; FileExistsError when the path is taken."""
+        pins.pin(self.fd, path)
+
+    def close(self) -> None:
+        """Closes the file descriptor; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            os.close(self.fd)
+
+
+def load_programs(
+    maps: Mapping[str, Map],
+    *,
+    only: Collection[str] | None = None,
+    use_cache: bool = True,
+    source: spec.BpfSpec | None = None,
+) -> dict[str, Program]:
+    """Loads the programs of `nodenet.abi.PROGRAMS`, or those named, onto these maps.
+
+    Takes about 10 ms with kept bytecode, 0.3-1 s without. When the kernel refuses kept bytecode,
+    it is compiled once more. Raises NotPermitted, NotSupported, VerifierRejected, AbiMismatch and
+    what `compiler.compile_programs` and `btf.read_facts` raise; programs loaded so far are
+    closed then.
+    """
+    wanted = [d for d in abi.PROGRAMS.values() if only is None or d.name in only]
+    sources = source or spec.BpfSpec.read()
+    store = cache.Cache(cache.default_directory() if use_cache else None)
+    facts = store.facts(sources.offsets, _iterators(abi.PROGRAMS.values()))
+    cflags = [f"-DNN_OFF_{name}={value}" for name, value in sorted(facts.offsets.items())]
+    cflags.append(f"-DNN_PAGE_SIZE={os.sysconf('SC_PAGE_SIZE')}")
+    text = sources.text
+    key = cache.bytecode_key(text, cflags, abi.SCHEMA)
+    kept = store.compiled(key)
+    if kept is not None:
+        try:
+            return _load_all(wanted, kept, maps, facts)
+        except (VerifierRejected, AbiMismatch) as error:
+            logger.warning("kept bytecode does not load, compiling again: %s", error)
+    compiled = _compile(text, cflags)
+    loaded = _load_all(wanted, compiled, maps, facts)
+    store.keep_compiled(key, compiled)
+    return loaded
+
+
+def _compile(text: str, cflags: Collection[str]) -> Compiled:
+    # only here: a warm start must not pay for what only compiling needs
+    from nodenet.kernel.compiler import compile_programs
+
+    return compile_programs(text, cflags, list(abi.PROGRAMS))
+
+
+def _iterators(programs: Collection[abi.ProgramDef]) -> list[str]:
+    return [_iterator(p) for p in programs if p.attach == "iter"]
+
+
+def _iterator(defn: abi.ProgramDef) -> str:
+    return _ITERATOR_PREFIX + defn.hook.removeprefix("iter/")
+
+
+def _load_all(
+    wanted: Collection[abi.ProgramDef],
+    compiled: Compiled,
+    maps: Mapping[str, Map],
+    facts: btf.KernelFacts,
+) -> dict[str, Program]:
+    check_abi(compiled)
+    loaded: dict[str, Program] = {}
+    try:
+        for defn in wanted:
+            function = facts.functions[_iterator(defn)] if defn.attach == "iter" else 0
+            loaded[defn.name] = _load(defn, compiled.programs[defn.name], maps, function)
+    except BaseException:
+        for one in loaded.values():
+            one.close()
+        raise
+    return loaded
+
+
+def check_abi(compiled: Compiled) -> None:
+    """Compares every map that C declares with `nodenet.abi.MAPS`; AbiMismatch names the first."""
+    for name, shape in compiled.maps.items():
+        defn = abi.MAPS.get(name)
+        declared = _Shape(*shape)
+        wanted = _wanted(defn) if defn else None
+        if wanted and defn and defn.type is abi.MapType.RINGBUF:
+            # declared in pages, whose size the machine chooses; the bound here is in bytes
+            declared = declared._replace(max_entries=wanted.max_entries)
+        if declared != wanted:
+            raise AbiMismatch(f"map {name}: C declares {declared}, nodenet.abi {wanted}")
+
+
+def _load(
+    defn: abi.ProgramDef, program: CompiledProgram, maps: Mapping[str, Map], btf_id: int
+) -> Program:
+    code = bytearray(program.instructions)
+    for offset, name in program.relocations:
+        struct.pack_into("<i", code, offset + 4, maps[name].fd)
+    try:
+        return Program(_prog_load(defn, code, btf_id, None), defn)
+    except OSError as error:
+        number = error.errno or 0
+        if number == errno.EPERM:
+            raise pins.refused(f"load program {defn.name}", defn.hook) from error
+        log = _verifier_log(defn, code, btf_id)
+        if log is None:
+            raise
+        if number == errno.EINVAL and not log:
+            # the type or the attach point is unknown; nothing was verified
+            raise pins.NotSupported(defn.hook, "a newer kernel") from error
+        raise VerifierRejected(defn.name, number, log) from error
+
+
+def _prog_load(defn: abi.ProgramDef, code: bytearray, btf_id: int, log: bytearray | None) -> int:
+    level, size = (1, len(log)) if log is not None else (0, 0)
+    attr = _LOAD.pack(
+        defn.type, len(code) // 8, address(code), address(_LICENSE), level, size, address(log),
+        0, 0, defn.name.encode()[:15], 0, defn.attach_type, 0, 0, 0, 0, 0, 0, 0, btf_id, 0, 0,
+    )  # fmt: skip
+    for _ in range(_LOAD_ATTEMPTS - 1):
+        try:
+            return bpf(Command.PROG_LOAD, attr)
+        except BlockingIOError:
+            continue
+    return bpf(Command.PROG_LOAD, attr)
+
+
+def _verifier_log(defn: abi.ProgramDef, code: bytearray, btf_id: int) -> str | None:
+    """The log of a second try; None when that one succeeded."""
+    size = _LOG_BYTES
+    while True:
+        log = bytearray(size)
+        try:
+            os.close(_prog_load(defn, code, btf_id, log))
+            return None
+        except OSError as error:
+            if error.errno == errno.ENOSPC and size < _LOG_BYTES_MAX:
+                size *= 4
+                continue
+        return log[: log.index(0)].decode(errors="replace")

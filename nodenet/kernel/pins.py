@@ -1,0 +1,135 @@
+"""Pins in bpffs: put an object there, open one, and say plainly why either did not work."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from pathlib import Path
+from typing import Final
+
+from nodenet.errors import NodenetError, NotFound, NotPermitted, NotSupported
+from nodenet.kernel.errors import KernelError
+from nodenet.kernel.syscall import Command, address, bpf
+from nodenet.paths import BPFFS
+
+#: f_type of statfs(2), linux/magic.h.
+_BPF_FS_MAGIC: Final = 0xCAFE4A11
+
+#: Bits of CapEff, linux/capability.h.
+_CAPABILITIES: Final = {"CAP_NET_ADMIN": 12, "CAP_PERFMON": 38, "CAP_BPF": 39}
+_CAP_SYS_ADMIN: Final = 21
+
+
+class NoBpffs(KernelError):
+    """There is no bpffs where the pins should be."""
+
+
+class PinFailed(KernelError):
+    """A pin could not be made, opened or removed; ``path`` and ``errno`` say where and why."""
+
+    def __init__(self, path: Path, number: int, *, hint: str | None = None) -> None:
+        super().__init__(f"{os.strerror(number)}: {path}", hint=hint)
+        self.path = path
+        self.errno = number
+
+
+def missing_capabilities() -> tuple[str, ...]:
+    """Capabilities that loading programs takes and this process lacks; empty with CAP_SYS_ADMIN."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        effective = next((int(line[8:], 16) for line in status if line.startswith("CapEff:")), 0)
+    if effective >> _CAP_SYS_ADMIN & 1:
+        return ()
+    return tuple(name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1)
+
+
+def _in_user_namespace() -> bool:
+    try:
+        with open("/proc/self/uid_map", encoding="ascii") as mapping:
+            return mapping.read().split() != ["0", "0", "4294967295"]
+    except OSError:
+        return False
+
+
+def refused(what: str, feature: str) -> NodenetError:
+    """The error for an EPERM of the kernel while doing ``what``.
+
+    NotPermitted when the process lacks a capability, NotSupported when it lacks none and the
+    kernel refuses all the same (lockdown, a policy module).
+    """
+    missing = missing_capabilities()
+    if missing:
+        names = ", ".join(missing)
+        return NotPermitted(f"{what}: not permitted, this process lacks {names}; run it as root")
+    if _in_user_namespace():
+        return NotPermitted(
+            f"{what}: not permitted inside a user namespace, where CAP_BPF does not count; "
+            "run it as root of the host"
+        )
+    return NotSupported(feature, "a kernel that does not forbid it (lockdown or a security policy)")
+
+
+def require_bpffs(path: Path = BPFFS) -> None:
+    """Checks that ``path`` is a mounted bpffs; NoBpffs otherwise."""
+    buffer = ctypes.create_string_buffer(512)
+    libc = ctypes.CDLL(None, use_errno=True)
+    result = libc.statfs(os.fsencode(path), buffer)
+    magic = struct.unpack_from("=l", buffer)[0] if result == 0 else 0
+    if ctypes.sizeof(ctypes.c_long) == 8 and result == 0:
+        magic = struct.unpack_from("=q", buffer)[0]
+    if magic & 0xFFFFFFFF != _BPF_FS_MAGIC:
+        raise NoBpffs(f"no bpffs at {path}; mount -t bpf none {path}")
+
+
+def make_directory(path: Path) -> None:
+    """Makes a directory for pins, parents included; only root may look inside."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileNotFoundError:
+        raise NoBpffs(f"no bpffs at {BPFFS}; mount -t bpf none {BPFFS}") from None
+    except OSError as error:
+        raise _failed(path, error, "make") from error
+
+
+def pin(fd: int, path: Path) -> None:
+    """Pins a program, map or link; FileExistsError when the path is taken."""
+    name = os.fsencode(path) + b"\0"
+    try:
+        bpf(Command.OBJ_PIN, struct.pack("<QII", address(name), fd, 0))
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise _failed(path, error, "pin") from error
+
+
+def get(path: Path) -> int:
+    """A new file descriptor of the pinned object; NotFound when there is no such pin."""
+    name = os.fsencode(path) + b"\0"
+    try:
+        return bpf(Command.OBJ_GET, struct.pack("<QII", address(name), 0, 0))
+    except FileNotFoundError as error:
+        raise NotFound(f"no pinned object: {path}") from error
+    except OSError as error:
+        raise _failed(path, error, "open") from error
+
+
+def unpin(path: Path) -> bool:
+    """Removes a pin; False when there was none. The object lives on while something holds it."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise _failed(path, error, "unpin") from error
+    return True
+
+
+def _failed(path: Path, error: OSError, verb: str) -> NodenetError:
+    number = error.errno or 0
+    if number == errno.EPERM:
+        return refused(f"{verb} {path}", "bpf(2)")
+    if number == errno.EACCES:
+        return NotPermitted(f"{verb} {path}: permission denied; run it as root")
+    hint = f"{BPFFS} is mounted read-only" if number == errno.EROFS else None
+    return PinFailed(path, number, hint=hint)
