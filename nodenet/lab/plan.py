@@ -32,6 +32,7 @@ _POD_LETTERS: Final = string.ascii_lowercase.replace("n", "")
 MAX_PODS_PER_NODE: Final = len(_POD_LETTERS)
 #: First host number of a pod; 1 is its gateway.
 _FIRST_POD: Final = 2
+_NET_HINT: Final = f"use a /16 as {DEFAULT_NET}"
 _DEFAULT_LAB: Final = "default"
 _ROUTER: Final = "net"
 _NAMESPACE_LABEL: Final = re.compile(rf"{_ROUTER}|[a-z]\d+")
@@ -133,6 +134,10 @@ class LabPlan:
         """The node of that name (KeyError: there is none)."""
         return {n.name: n for n in self.nodes}[name]
 
+    def pod(self, name: str) -> Pod | None:
+        """The pod called ``a1`` or ``lab/a1``, or None."""
+        return next((p for p in self.pods if name in (p.name, p.full_name)), None)
+
     def pods_of(self, node: Node) -> tuple[Pod, ...]:
         """The pods on that node, in order."""
         return tuple(p for p in self.pods if p.node == node.name)
@@ -175,9 +180,9 @@ def parse_net(text: str) -> ipaddress.IPv4Network:
     try:
         net = ipaddress.IPv4Network(text)
     except ValueError as error:
-        raise UsageError(f"--net {text}: {error}; use a /16 as {DEFAULT_NET}") from error
+        raise UsageError(f"--net {text}: {error}", hint=_NET_HINT) from error
     if net.prefixlen != 16:
-        raise UsageError(f"--net {text}: not a /16; use a /16 as {DEFAULT_NET}")
+        raise UsageError(f"--net {text}: not a /16", hint=_NET_HINT)
     return net
 
 
@@ -189,10 +194,12 @@ def make_plan(
     family: Family = Family.BOTH,
     backend: Backend = "ebpf",
     net: str = DEFAULT_NET,
+    enroll: bool = True,
 ) -> LabPlan:
     """The lab with that many nodes and that many pods on each.
 
-    Raises UsageError for counts that have no address or letter, or a range that is no /16.
+    ``enroll`` False makes one that captures nothing: namespaces and workloads alone. Raises
+    UsageError for counts that have no address or letter, or a range that is no /16.
     """
     if not 1 <= nodes <= MAX_NODES:
         raise UsageError(f"--nodes {nodes}: out of range 1-{MAX_NODES}")
@@ -236,7 +243,7 @@ def make_plan(
                 netns=namespace_name(lab, f"{letter}{n}"),
                 ip4=ip4(n, _FIRST_POD + i),
                 ip6=ip6(n, _FIRST_POD + i),
-                enrolled=i == 0,
+                enrolled=enroll and i == 0,
             )
             for n in numbers
             for i, letter in enumerate(_POD_LETTERS[:pods])

@@ -87,7 +87,7 @@ def start(
         )
         started = start_ticks(pid)
         if started is None:
-            raise LabProcessError(f"{role} of {host} died at once: {log}; look there")
+            raise LabProcessError(f"{role} of {host} died at once: {log}", hint="look there")
         process = ProcessRecord(role=role, host=host, pid=pid, start_ticks=started, log=str(log))
         record(process)
         os.write(gate_write, b"g")
@@ -118,7 +118,7 @@ def end(processes: Iterable[ProcessRecord], *, grace: float = GRACE_SECONDS) -> 
             _wait(running, seconds)
         if running:
             names = ", ".join(f"{p.role} {p.host} (pid {p.pid})" for p in running.values())
-            raise LabProcessError(f"cannot end processes of the lab: {names}; see their /proc/PID")
+            raise LabProcessError(f"cannot end processes of the lab: {names}")
 
 
 def _wait(running: dict[int, ProcessRecord], seconds: float) -> None:

@@ -64,7 +64,7 @@ def check_ranges(plan: LabPlan) -> None:
         (c for c in _CANDIDATES if find_clash((c, ula_prefix(c)), uses) is None), "A.B.0.0/16"
     )
     raise RangeInUse(
-        f"address range {network} is in use on this host (dev {use.dev}); use --net {free}"
+        f"address range {network} is in use on this host (dev {use.dev})", hint=f"use --net {free}"
     )
 
 
@@ -88,9 +88,7 @@ def host_ranges() -> Iterator[RangeUse]:
                 strict=False,
             )
             if not (net.is_loopback or net.is_link_local):
-                yield RangeUse(
-                    network=net, dev=names.get(address["index"], "?"), attached=True
-                )
+                yield RangeUse(network=net, dev=names.get(address["index"], "?"), attached=True)
         for route in ip.get_routes(table=_TABLE_MAIN, type=_RTN_UNICAST):
             destination = route.get("dst")
             if destination:

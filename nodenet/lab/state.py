@@ -55,6 +55,7 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True):
     family: str
     backend: Backend
     net: str
+    enroll: bool
     namespaces: tuple[str, ...] = ()
     cgroup: str | None = None
     """The cgroup all processes of the lab live below; None without cgroup2."""
@@ -74,6 +75,7 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True):
             family=Family(self.family),
             backend=self.backend,
             net=self.net,
+            enroll=self.enroll,
         )
 
 
@@ -97,6 +99,7 @@ def state_of(plan: LabPlan, *, now: float, cgroup: Path | None) -> LabState:
         family=plan.family.value,
         backend=plan.backend,
         net=str(plan.net4),
+        enroll=any(p.enrolled for p in plan.pods),
         namespaces=tuple(h.netns for h in plan.hosts),
         cgroup=None if cgroup is None else str(cgroup),
     )
@@ -137,12 +140,13 @@ class LabDir:
             return None
         except msgspec.DecodeError as error:
             raise StateBroken(
-                f"lab state cannot be read: {self.state_path}: {error}; nodenet lab down"
+                f"lab state cannot be read: {self.state_path}: {error}",
+                hint="remove the lab: sudo nodenet lab down",
             ) from error
         if state.schema != SCHEMA:
             raise StateBroken(
-                f"lab state is schema {state.schema}, this nodenet needs {SCHEMA}: "
-                f"{self.state_path}; remove the lab with the nodenet that made it"
+                f"lab state is schema {state.schema}, not {SCHEMA}: {self.state_path}",
+                hint="remove the lab with the nodenet that made it",
             )
         return state
 
@@ -150,7 +154,7 @@ class LabDir:
         """The state of a lab that is there; LabNotUp names the directory that is not."""
         state = self.read()
         if state is None:
-            raise LabNotUp(f"lab is not up: no {self.path}; run: {self._up_command()}")
+            raise LabNotUp(f"lab is not up: no {self.path}", hint=f"run: {self._up_command()}")
         return state
 
     def _up_command(self) -> str:

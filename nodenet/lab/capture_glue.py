@@ -1,0 +1,103 @@
+"""What the lab asks of the capture and of its statistics: the only module that calls them."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Final
+
+from nodenet.capture.records import PodRecord, read_records
+from nodenet.errors import NodenetError, NotSupported
+from nodenet.kernel.netns import named_path
+from nodenet.lab.plan import LabPlan, Node, Pod
+from nodenet.paths import Instance
+
+if TYPE_CHECKING:
+    from nodenet.capture.session import Capture
+    from nodenet.conns.connection import Connection
+
+#: Seconds a node's proxy has to open a pod's listeners before `lab up` fails.
+LISTENERS_SECONDS: Final = 10.0
+
+
+class ProxyNotListening(NodenetError):
+    """A pod was enrolled, but no proxy serves it."""
+
+
+def load(plan: LabPlan) -> Capture:
+    """The capture of the lab's instance: programs loaded, the nodes' namespaces known to it.
+
+    A context manager. A kernel that cannot run the programs is fine for the iptables backend; then
+    there are no statistics.
+    """
+    from nodenet.capture.session import Capture
+
+    try:
+        capture = Capture.open_or_load(plan.instance)
+    except NotSupported:
+        if plan.backend != "iptables":
+            raise
+        return Capture.without_bpf(plan.instance)
+    try:
+        for node in plan.nodes:
+            capture.add_host(named_path(node.netns), node.number)
+    except BaseException:
+        capture.close()
+        raise
+    return capture
+
+
+def enroll(capture: Capture, plan: LabPlan, pod: Pod) -> None:
+    """Captures a pod and waits for its proxy. Raises ProxyNotListening after the deadline."""
+    from nodenet.capture.options import EnrolOptions
+
+    result = capture.enroll(
+        named_path(pod.netns),
+        name=pod.full_name,
+        node=pod.node,
+        node_id=plan.node(pod.node).number,
+        options=EnrolOptions(backend=plan.backend),
+        wait=LISTENERS_SECONDS,
+    )
+    if capture.has_bpf and not result.listeners:
+        raise ProxyNotListening(
+            f"no proxy serves {pod.full_name}: nobody listens in its namespace after "
+            f"{LISTENERS_SECONDS:.0f} s"
+        )
+
+
+def proxy_argv(plan: LabPlan, node: Node) -> list[str]:
+    """Arguments of the proxy of a node, behind the Python interpreter."""
+    return [
+        "-m",
+        "nodenet.agents.ztunnel",
+        "run",
+        "--id",
+        plan.instance_id,
+        "--node",
+        node.name,
+    ]
+
+
+def enrolments(instance: Instance) -> dict[str, PodRecord]:
+    """The enrolled pods by full name, also those that were enrolled by hand."""
+    return {record.name: record for record in read_records(instance)}
+
+
+def remove(instance: Instance) -> None:
+    """Removes every kernel object and every file of the instance; absent is fine."""
+    if instance.pins.exists() or instance.run.exists():
+        from nodenet.capture.session import remove_instance
+
+        try:
+            remove_instance(instance)
+        finally:
+            # Whatever went wrong above: without its pins nothing of it stays in the kernel.
+            shutil.rmtree(instance.pins, ignore_errors=True)
+            shutil.rmtree(instance.run, ignore_errors=True)
+
+
+def connections(instance: Instance) -> list[Connection]:
+    """The kernel's record of every open connection of the instance, the proxies' included."""
+    from nodenet.conns.reader import read_live
+
+    return list(read_live(instance, proxy=True))

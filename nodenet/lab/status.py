@@ -1,0 +1,115 @@
+"""How a lab is doing."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+import msgspec
+
+from nodenet.errors import NotFound
+from nodenet.kernel.netns import NetNs
+from nodenet.lab import capture_glue, processes
+from nodenet.lab.plan import WORKLOAD_PORT, Host
+from nodenet.lab.state import LabDir, LabState, Phase, ProcessRecord
+
+
+class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One pod; the JSON item of ``lab status``."""
+
+    pod: str
+    node: str
+    ipv4: str | None
+    ipv6: str | None
+    netns: str
+    netns_cookie: str | None
+    """None: the namespace is gone."""
+    enrolled: Literal["ebpf", "iptables"] | None
+    workload: str
+    """``http:8080``."""
+    workload_pid: int | None
+    """None: it does not run."""
+    up_s: float
+
+
+class LabStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The report of ``lab status``."""
+
+    ok: bool
+    lab: str
+    id: str
+    state: Phase
+    net: str
+    backend: str
+    problems: tuple[str, ...]
+    """What is not as `lab up` left it, one sentence each."""
+    pods: tuple[PodStatus, ...]
+
+
+def problems(state: LabState) -> list[str]:
+    """What is missing of a lab that should be up; empty when it is well."""
+    if state.phase != "up":
+        return [f"it is half made (state {state.phase})"]
+    found = [f"namespace {name} is gone" for name in state.namespaces if _cookie_of(name) is None]
+    found += [
+        f"{process.role} of {process.host} (pid {process.pid}) ended, see {process.log}"
+        for process in state.processes
+        if not processes.alive(process)
+    ]
+    if state.backend == "ebpf" and state.enroll and not state.instance.exists():
+        found.append(f"the capture is not loaded: no {state.instance.maps}")
+    return found
+
+
+def status(directory: LabDir, *, now: float | None = None) -> LabStatus:
+    """The lab's state; LabNotUp when there is none. ``now`` is Unix time in seconds."""
+    state = directory.require()
+    moment = time.time() if now is None else now
+    wrong = problems(state)
+    enrolled = capture_glue.enrolments(state.instance)
+    workloads = {p.host: p for p in state.processes if p.role == "workload"}
+    pods = []
+    for pod in state.plan().pods:
+        cookie = _cookie_of(pod.netns)
+        record = enrolled.get(pod.full_name)
+        pods.append(
+            PodStatus(
+                pod=pod.full_name,
+                node=pod.node,
+                ipv4=_text(pod, 4),
+                ipv6=_text(pod, 6),
+                netns=pod.netns,
+                netns_cookie=None if cookie is None else str(cookie),
+                enrolled=record.backend if record else None,
+                workload=f"http:{WORKLOAD_PORT}",
+                workload_pid=_pid(workloads.get(pod.name)),
+                up_s=round(max(0.0, moment - state.made_at), 3),
+            )
+        )
+    return LabStatus(
+        ok=not wrong,
+        lab=state.lab,
+        id=state.instance_id,
+        state=state.phase,
+        net=state.net,
+        backend=state.backend,
+        problems=tuple(wrong),
+        pods=tuple(pods),
+    )
+
+
+def _cookie_of(name: str) -> int | None:
+    try:
+        with NetNs.named(name) as ns:
+            return ns.cookie()
+    except NotFound:
+        return None
+
+
+def _pid(process: ProcessRecord | None) -> int | None:
+    return process.pid if process is not None and processes.alive(process) else None
+
+
+def _text(host: Host, family: Literal[4, 6]) -> str | None:
+    address = host.ip4 if family == 4 else host.ip6
+    return None if address is None else str(address)
