@@ -56,13 +56,17 @@ static __always_inline void nn_emit(struct nn_event *e, u32 kind)
 		nn_count(NN_STAT_EVENTS_LOST);
 }
 
+/* The proxy's own sockets are not counted: each connection has one end that is the pod's. */
 static __always_inline struct nn_agg *nn_totals(struct nn_conn *c, u32 pod_id)
 {
 	struct nn_agg_key k = {
 		.pod_id = pod_id, .dir = c->dir, .reason = c->reason, .via = c->via,
 	};
-	struct nn_agg *a = agg.lookup(&k);
+	struct nn_agg *a;
 
+	if (c->flags & NN_CF_PROXY)
+		return 0;
+	a = agg.lookup(&k);
 	if (!a) {
 		struct nn_agg zero = {};
 

@@ -31,12 +31,14 @@ from nodenet.capture.records import (
 from nodenet.capture.result import EnrolResult, UnenrolResult
 from nodenet.capture.targets import refuse_host
 from nodenet.errors import NotFound, NotSupported
-from nodenet.kernel import sock_diag
 from nodenet.kernel.maps import Map
 from nodenet.kernel.netns import NetNs
+from nodenet.kernel.sock_diag import SockDiag, TcpSocket
 from nodenet.paths import Instance
 
 _POLL_SECONDS = 0.002
+#: Established, and closing on one side: ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT.
+_CONNECTED = (1, 4, 5, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class Enroller:
                     f"cannot enroll {name}: its network namespace is enrolled as {old.name} "
                     f"(cookie {cookie}); run: nodenet capture unenroll {old.name}"
                 )
-            addresses = pod_maps.PodAddresses.choose(i.ip for i in ns.addresses())
+            addresses = pod_maps.PodAddresses.choose(i.interface.ip for i in ns.addresses())
             ips = tuple(str(a) for a in addresses.owned)
             live = self._is_live(cookie)
             if old is not None and live and options.matches(old, backend) and old.ips == ips:
@@ -112,8 +114,8 @@ class Enroller:
             listeners = self._put_in(ns, record, addresses, node_id, old, live, wait_seconds)
             reset = 0
             if options.existing == "reset":
-                with ns.entered():
-                    reset = sum(1 for s in existing if sock_diag.destroy(s))
+                with SockDiag(ns) as diag:
+                    reset = sum(1 for s in existing if diag.destroy(s))
             return EnrolResult(
                 record=record,
                 outcome="changed" if live else "enrolled",
@@ -142,14 +144,14 @@ class Enroller:
         else:
             with ns:
                 self._switch_off(record)
-                addresses = pod_maps.PodAddresses.choose(i.ip for i in ns.addresses())
+                addresses = pod_maps.PodAddresses.choose(i.interface.ip for i in ns.addresses())
                 live = self._captured(ns, addresses)
                 alive = len(live)
                 if existing == "reset":
-                    with ns.entered():
-                        reset = sum(1 for s in live if sock_diag.destroy(s))
+                    with SockDiag(ns) as diag:
+                        reset = sum(1 for s in live if diag.destroy(s))
                 kept = existing == "keep" and any(
-                    s.local_ip not in addresses.owned and not s.local_ip.is_loopback for s in live
+                    s.local not in addresses.owned and not s.local.is_loopback for s in live
                 )
                 self._take_out(ns, record, keep_routes=kept)
         return UnenrolResult(
@@ -252,8 +254,7 @@ class Enroller:
 
     def _write_pod(self, addresses: pod_maps.PodAddresses, cookie: int, flags: PodFlag) -> None:
         assert self.maps is not None
-        pod_maps.update(
-            self.maps["pods"],
+        self.maps["pods"].update(
             pod_maps.netns_key(cookie),
             pod_maps.pod_value(addresses, cookie, flags, pod_maps.boot_ns()),
         )
@@ -274,17 +275,17 @@ class Enroller:
             # the kernel offers no event for a map entry; the proxy listens within milliseconds
             time.sleep(_POLL_SECONDS)
 
-    def _existing(self, ns: NetNs, addresses: pod_maps.PodAddresses) -> list[sock_diag.TcpSocket]:
+    def _existing(self, ns: NetNs, addresses: pod_maps.PodAddresses) -> list[TcpSocket]:
         """Connections with the outside that capture will not touch."""
-        with ns.entered():
-            found = sock_diag.dump_tcp(states=sock_diag.CONNECTED)
+        with SockDiag(ns) as diag:
+            found = diag.dump_tcp(_CONNECTED)
         own = set(addresses.owned)
-        return [s for s in found if not s.remote_ip.is_loopback and s.remote_ip not in own]
+        return [s for s in found if not s.remote.is_loopback and s.remote not in own]
 
-    def _captured(self, ns: NetNs, addresses: pod_maps.PodAddresses) -> list[sock_diag.TcpSocket]:
+    def _captured(self, ns: NetNs, addresses: pod_maps.PodAddresses) -> list[TcpSocket]:
         """Sockets of connections that go through the proxy: both ends of the local legs."""
-        with ns.entered():
-            found = sock_diag.dump_tcp(states=sock_diag.CONNECTED)
+        with SockDiag(ns) as diag:
+            found = diag.dump_tcp(_CONNECTED)
         own = set(addresses.owned)
         ports = {abi.OUTBOUND_PORT, abi.INBOUND_PORT, abi.DNS_PORT}
         return [
@@ -292,7 +293,7 @@ class Enroller:
             for s in found
             if s.remote_port in ports
             or s.local_port in ports
-            or (s.local_ip not in own and not s.local_ip.is_loopback)
+            or (s.local not in own and not s.local.is_loopback)
         ]
 
     def _switch_off(self, record: PodRecord) -> None:

@@ -29,9 +29,5 @@ class NoAddress(CaptureError):
     """The namespace has no address that could be captured."""
 
 
-class MapFull(CaptureError):
-    """A map has no room for another entry; names the map and its bound."""
-
-
 class Busy(CaptureError):
     """Another process changes this instance and does not finish."""

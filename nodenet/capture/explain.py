@@ -16,12 +16,12 @@ from nodenet import abi
 from nodenet.abi import Action, Direction, Reason, pack_ip, rule
 from nodenet.capture import pod_maps
 from nodenet.capture.errors import CaptureError
+from nodenet.capture.programs import shelved
 from nodenet.capture.records import PodRecord
 from nodenet.capture.rows import Row, rows
 from nodenet.endpoint import format_endpoint
-from nodenet.kernel.links import open_program
 from nodenet.kernel.maps import Map
-from nodenet.kernel.run import test_run
+from nodenet.kernel.programs import test_run
 from nodenet.paths import Instance
 
 #: Bytes of packet head before the query (``NN_QUERY_OFFSET``); the kernel wants an Ethernet header.
@@ -96,7 +96,7 @@ def ask(
         protocol=_PROTOCOLS[protocol],
         proxy=int(proxy),
     )
-    with open_program(instance.progs / abi.PROGRAMS["nn_explain"].pin) as program:
+    with shelved(instance, "nn_explain") as program:
         verdict, _ = test_run(program.fd, _HEAD + query)
     try:
         return Reason(verdict & 0xFF), Action(verdict >> 8 & 0xFF), verdict >> 16 & 0xFFFF

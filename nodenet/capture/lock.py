@@ -10,6 +10,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from nodenet.capture.errors import Busy
 from nodenet.errors import NotPermitted
@@ -17,6 +18,13 @@ from nodenet.paths import Instance
 
 LOCK_DEADLINE_SECONDS = 30.0
 _RETRY_SECONDS = 0.005
+
+
+def _is_file(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager
@@ -35,7 +43,12 @@ def instance_lock(
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+                if _is_file(fd, path):
+                    break
+                # the instance was removed meanwhile, its lock file with it: take the new one
+                os.close(fd)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except BlockingIOError:
                 if time.monotonic() > end:
                     holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"

@@ -23,7 +23,7 @@ def planned_writes(
         with NetNs.open(path) as ns:
             refuse_host(ns, name)
             cookie = ns.cookie()
-            addresses = pod_maps.PodAddresses.choose(i.ip for i in ns.addresses())
+            addresses = pod_maps.PodAddresses.choose(i.interface.ip for i in ns.addresses())
             inode = ns.inode
         record = PodRecord(
             name=name,

@@ -7,7 +7,6 @@ gets an entry without ``LIVE`` so that the proxy's listeners are registered; the
 
 from __future__ import annotations
 
-import errno
 import ipaddress
 import time
 from collections.abc import Iterable, Mapping
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 
 from nodenet import abi
 from nodenet.abi import PodFlag, pack_ip
-from nodenet.capture.errors import AddressInUse, MapFull
+from nodenet.capture.errors import AddressInUse
 from nodenet.capture.records import ExcludedPort, PodRecord
 from nodenet.kernel.maps import Map
 
@@ -70,19 +69,6 @@ class PodAddresses:
             next((a for a in usable if isinstance(a, ipaddress.IPv4Address)), None),
             next((a for a in usable if isinstance(a, ipaddress.IPv6Address)), None),
         )
-
-
-def update(table: Map, key: bytes, value: bytes, flags: int = 0) -> None:
-    """``Map.update`` with a full map turned into `MapFull`."""
-    try:
-        table.update(key, value, flags)
-    except OSError as error:
-        if error.errno in (errno.E2BIG, errno.ENOSPC, errno.ENOMEM):
-            raise MapFull(
-                f"map {table.name} is full: {table.max_entries} entries; "
-                "un-enroll pods that are no longer needed: nodenet capture show"
-            ) from error
-        raise
 
 
 def pod_value(
@@ -148,7 +134,7 @@ def write_addresses(
         key = pack_ip(address)
         if address.is_link_local and maps["lips"].lookup(key) not in (None, value):
             continue
-        update(maps["lips"], key, value)
+        maps["lips"].update(key, value)
 
 
 def _port_key(netns_cookie: int, port: ExcludedPort) -> bytes:
@@ -170,9 +156,9 @@ def _cidr_key(netns_cookie: int, cidr: str) -> bytes:
 def write_exclusions(maps: Mapping[str, Map], record: PodRecord) -> None:
     """Adds the pod's excluded ports and CIDRs; nothing reads them before its flags say so."""
     for port in record.exclude_ports:
-        update(maps["ports"], _port_key(record.netns_cookie, port), _ALLOWED)
+        maps["ports"].update(_port_key(record.netns_cookie, port), _ALLOWED)
     for cidr in record.exclude_cidrs:
-        update(maps["cidrs"], _cidr_key(record.netns_cookie, cidr), _ALLOWED)
+        maps["cidrs"].update(_cidr_key(record.netns_cookie, cidr), _ALLOWED)
 
 
 def remove_exclusions(

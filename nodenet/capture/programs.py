@@ -7,14 +7,16 @@ upgrade each link gets its new program by LINK_UPDATE: between the two no connec
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from nodenet import abi
+from nodenet.kernel import pins
 from nodenet.kernel.cgroups import Cgroup
-from nodenet.kernel.links import Link, attach_iterator, attach_link, open_link, open_program
+from nodenet.kernel.links import Link, create_iter_link, create_link, open_link
 from nodenet.kernel.loader import Program, load_programs
 from nodenet.kernel.maps import Map
 from nodenet.kernel.spec import BpfSpec
@@ -49,6 +51,11 @@ def write_config(maps: Mapping[str, Map], agent: Cgroup, build: int) -> None:
     )
 
 
+def build_id(spec: BpfSpec) -> int:
+    """Which programs these are: 64 bits of the hash of their source."""
+    return int.from_bytes(hashlib.sha256(spec.text.encode()).digest()[:8], "little")
+
+
 def _complete(instance: Instance) -> bool:
     return all((instance.links / p.pin).exists() for p in ROOT_PROGRAMS) and all(
         (instance.progs / p.pin).exists() for p in SHELF_PROGRAMS
@@ -68,7 +75,7 @@ def ensure_attached(
     Safe after a kill at any point: what is pinned is updated, what is missing is made, and
     ``cfg.build`` is written when all of it is in place.
     """
-    build = BpfSpec.read().build_id()
+    build = build_id(BpfSpec.read())
     config = read_config(maps)
     same_agent = config["agent_cgroup"] == agent.id
     if config["build"] == build and same_agent and _complete(instance):
@@ -111,12 +118,12 @@ def _attach(
             link.update(program.fd)
         return
     if definition.attach == "iter":
-        link = attach_iterator(program.fd, maps["conns"].fd)
+        link = create_iter_link(program, maps["conns"])
     else:
         target = agent if definition.attach == "agent" else root
         target_fd = os.open(target.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            link = attach_link(program.fd, target_fd, definition.attach_type)
+            link = create_link(program, target_fd)
         finally:
             os.close(target_fd)
     with link:
@@ -152,9 +159,15 @@ def attach_pod(instance: Instance, netns_cookie: int, netns_fd: int) -> None:
                 return
         pin.unlink()
     definition = abi.PROGRAMS["nn_sk_lookup"]
-    with open_program(instance.progs / definition.pin) as program:
-        with attach_link(program.fd, netns_fd, definition.attach_type) as link:
+    with shelved(instance, definition.name) as program:
+        with create_link(program, netns_fd) as link:
             _replace_pin(pin, link)
+
+
+def shelved(instance: Instance, name: str) -> Program:
+    """A pinned program that is attached on demand, or run; NotFound when nothing is loaded."""
+    definition = abi.PROGRAMS[name]
+    return Program(pins.get(instance.progs / definition.pin), definition)
 
 
 def detach_pod(instance: Instance, netns_cookie: int) -> None:

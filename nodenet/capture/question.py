@@ -62,7 +62,7 @@ def answer(
     else:
         with NetNs.open(target.netns_path) as ns:
             cookie = ns.cookie()
-            own = [i.ip for i in ns.addresses() if not i.ip.is_loopback]
+            own = [i.interface.ip for i in ns.addresses() if not i.interface.ip.is_loopback]
     return explain(
         capture.instance,
         capture.maps,

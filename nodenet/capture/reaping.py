@@ -88,6 +88,11 @@ def remove_everything(instance: Instance, maps: Mapping[str, Map] | None) -> lis
                         pod_routes.remove(ns)
     programs.remove_pins(instance)
     _remove_files(instance.pods)
+    # the lock file goes while it is held; another process that waits for it notices
+    (instance.run / "capture.lock").unlink(missing_ok=True)
+    (instance.run / "events.lock").unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        instance.run.rmdir()
     with contextlib.suppress(NodenetError):
         # processes may still be in it: the proxy outlives the capture until it is stopped
         Cgroup.open(cgroup2_mount() / instance.name).remove()

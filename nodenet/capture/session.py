@@ -20,14 +20,14 @@ from nodenet.capture.enrolment import Enroller
 from nodenet.capture.errors import NotLoaded
 from nodenet.capture.lock import instance_lock
 from nodenet.capture.options import EnrolOptions
-from nodenet.capture.pod_maps import PodAddresses, netns_key, pod_value, update
+from nodenet.capture.pod_maps import PodAddresses, netns_key, pod_value
 from nodenet.capture.records import PodRecord, read_record, read_records, record_path
 from nodenet.capture.result import EnrolResult, UnenrolResult
 from nodenet.errors import NotSupported
 from nodenet.kernel.cgroups import Cgroup, cgroup2_mount
+from nodenet.kernel.loader import open_maps, open_or_create_maps
 from nodenet.kernel.maps import Map
 from nodenet.kernel.netns import NetNs
-from nodenet.kernel.pins import open_or_create_maps, open_pinned_maps
 from nodenet.paths import Instance
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Capture:
                 f"capture is not loaded: {instance.maps} is not there; "
                 "start it: nodenet capture enroll POD, or nodenet lab up"
             )
-        return cls(instance, open_pinned_maps(instance))
+        return cls(instance, open_maps(instance))
 
     @classmethod
     def without_bpf(cls, instance: Instance) -> Self:
@@ -150,7 +150,7 @@ class Capture:
             cookie = ns.cookie()
         value = bytearray(pod_value(PodAddresses((), None, None), cookie, abi.PodFlag.HOST, 0))
         fields = abi.POD.unpack(bytes(value)) | {"id": node_id}
-        update(self.maps["pods"], netns_key(cookie), abi.POD.pack(**fields))
+        self.maps["pods"].update(netns_key(cookie), abi.POD.pack(**fields))
 
     def records(self) -> Iterator[PodRecord]:
         """Every enrolment of this instance, by name."""

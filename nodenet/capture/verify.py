@@ -119,7 +119,7 @@ def _entry(maps: Mapping[str, Map], record: PodRecord) -> Check:
 
 
 def _addresses(maps: Mapping[str, Map], ns: NetNs, record: PodRecord) -> Check:
-    now = pod_maps.PodAddresses.choose(i.ip for i in ns.addresses())
+    now = pod_maps.PodAddresses.choose(i.interface.ip for i in ns.addresses())
     missing = []
     for address in now.owned:
         if address.is_link_local:

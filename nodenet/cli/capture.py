@@ -110,7 +110,7 @@ def show(g: Globals, target: tuple[str, ...], counters: bool) -> None:
         def rows() -> list[PodState]:
             return pod_states(maps, _chosen(capture, target))
 
-        columns = COLUMNS
+        columns: tuple[Column, ...] = COLUMNS
         if counters:
             names = sorted({name for row in rows() for name in row.counters.rows})
             columns = (COLUMNS[0], *(_counter_column(name) for name in names))
@@ -357,7 +357,7 @@ def _render_verified(report: dict[str, Any], style: Style) -> str:
             total += check["state"] != "skip"
             failed += check["state"] == "fail"
             word = "FAIL" if check["state"] == "fail" else check["state"]
-            lines.append(f"{style.state(word):<4}  {check['id']:<14} {check['found']}")
+            lines.append(f"{style.paint(word)}  {check['id']:<14} {check['found']}")
             if check["state"] == "fail":
                 rows = ", ".join(([check["rule"]] if check["rule"] else []) + check["parity"])
                 suffix = f"  (rule {rows})" if rows else ""
