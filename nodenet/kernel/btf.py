@@ -61,7 +61,7 @@ class BtfMissing(NotSupported):
 class _Type(NamedTuple):
     position: int
     kind: int
-    count: int
+    members: int
     bitfield: bool
     size_or_type: int
 
@@ -121,7 +121,7 @@ class Btf:
         """Bytes from the struct's start to the member; None when either is not there."""
         for ident in self._named.get(struct_name, ()):
             found = self._type(ident)
-            if found.kind == _STRUCT and found.count:
+            if found.kind == _STRUCT and found.members:
                 return self._find(found, path.split("."), 0)
         return None
 
@@ -141,7 +141,7 @@ class Btf:
     def _members(self, inside: _Type) -> Iterator[tuple[str, int, int]]:
         if inside.kind not in (_STRUCT, _UNION):
             return
-        for i in range(inside.count):
+        for i in range(inside.members):
             name, type_id, bits = struct.unpack_from(
                 "<III", self._raw, inside.position + 12 + 12 * i
             )

@@ -11,7 +11,6 @@ import os
 import struct
 from enum import IntEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from nodenet.errors import NotFound, NotSupported
@@ -115,12 +114,7 @@ class Link:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -217,7 +211,7 @@ def read_iter(source: Path | Link) -> bytes:
             fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as error:
             raise NotFound(f"no pinned iterator: {source}") from error
-    chunks = []
+    chunks: list[bytes] = []
     try:
         while True:
             try:

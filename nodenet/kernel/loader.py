@@ -12,10 +12,10 @@ import os
 import struct
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from nodenet import abi
+from nodenet.errors import NotSupported
 from nodenet.kernel import btf, cache, pins, spec
 from nodenet.kernel.bytecode import Compiled, CompiledProgram
 from nodenet.kernel.errors import KernelError
@@ -201,12 +201,7 @@ class Program:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def pin(self, path: Path) -> None:
@@ -318,7 +313,7 @@ def _load(
             raise
         if number == errno.EINVAL and not log:
             # the type or the attach point is unknown; nothing was verified
-            raise pins.NotSupported(defn.hook, "a newer kernel") from error
+            raise NotSupported(defn.hook, "a newer kernel") from error
         raise VerifierRejected(defn.name, number, log) from error
 
 

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from nodenet import abi
@@ -79,7 +78,7 @@ class MapInfo(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """A whole map: ``count`` keys and values, each one after the other without gaps.
+    """A whole map: keys and values of ``entries`` entries, each one after the other, no gaps.
 
     A per-CPU map has `Map.value_stride` bytes a value: one slot a possible CPU, each rounded up to
     8 bytes.
@@ -87,7 +86,7 @@ class Contents(NamedTuple):
 
     keys: memoryview
     values: memoryview
-    count: int
+    entries: int
 
 
 @cache
@@ -225,12 +224,7 @@ class Map:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -379,7 +373,7 @@ class Map:
         contents = self.read_all()
         key_size, stride = self._info.key_size, self.value_stride
         keys, values = bytes(contents.keys), bytes(contents.values)
-        for i in range(contents.count):
+        for i in range(contents.entries):
             yield keys[i * key_size : (i + 1) * key_size], values[i * stride : (i + 1) * stride]
 
     def items_percpu(self) -> Iterator[tuple[bytes, list[bytes]]]:
@@ -391,7 +385,7 @@ class Map:
         """How many entries there are; an array's are all there always."""
         if self._info.type in _ARRAYS:
             return self._info.max_entries
-        return self.read_all().count
+        return self.read_all().entries
 
     def update_batch(self, keys: bytes, values: bytes) -> None:
         """Writes many entries: keys and values each one after the other, as `read_all` gives."""

@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 from enum import IntEnum
 from typing import Final
-
-#: System call number by machine (unistd.h).
-_NUMBERS: Final = {"x86_64": 321, "aarch64": 280, "arm64": 280, "riscv64": 280, "loongarch64": 280}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
@@ -50,12 +46,8 @@ class Command(IntEnum):
     LINK_DETACH = 34
 
 
-def _number() -> int:
-    machine = platform.machine() if os.uname is None else os.uname().machine
-    return _NUMBERS.get(machine, 280)
-
-
-_BPF: Final = ctypes.c_long(_number())
+#: Every machine that uses the generic table (asm-generic/unistd.h) has 280.
+_BPF: Final = ctypes.c_long(321 if os.uname().machine == "x86_64" else 280)
 
 
 def bpf(command: Command, attr: bytes | bytearray) -> int:
@@ -87,5 +79,5 @@ def address(buffer: bytes | bytearray | None, offset: int = 0) -> int:
         return 0
     if isinstance(buffer, bytes):
         # c_char_p of a bytes object points at its content, without a copy
-        return (ctypes.cast(buffer, ctypes.c_void_p).value or 0) + offset
+        return (ctypes.cast(ctypes.c_char_p(buffer), ctypes.c_void_p).value or 0) + offset
     return ctypes.addressof((ctypes.c_char * 0).from_buffer(buffer)) + offset
