@@ -39,7 +39,7 @@ from nodenet.kernel.rtnetlink import (
 
 TABLE: Final = 100
 PRIORITY: Final = 32764
-#: Protocol numbers of our rules and routes are this plus a `_Changed`; nobody has registered them
+#: Protocol number of our routes, and of our rules plus a `_Changed`; nobody has registered these
 #: (iproute2 etc/iproute2/rt_protos).
 PROTOCOL: Final = 112
 
@@ -79,50 +79,58 @@ class _Seen:
     @property
     def changed(self) -> _Changed:
         """The sysctls an earlier `install` set."""
+        changed = _NONE
         for rule in self.rules:
             if _is_ours(rule.protocol):
-                return _Changed(rule.protocol - PROTOCOL)
-        return _NONE
+                changed |= _Changed(rule.protocol - PROTOCOL)
+        return changed
 
 
 def install(ns: NetNs, *, fwmark_accept: bool = True) -> None:
     """Sets it up; what is there already stays. Needs lo up.
 
     ``fwmark_accept`` False is for the iptables backend: rule and routes only, and sysctls that an
-    earlier installation set go back to 0. PodRoutesFailed, NotPermitted.
+    earlier installation set go back to 0. PodRoutesFailed, NotPermitted; `remove` undoes what was
+    done before a failure.
     """
     with ns.open_netlink(NETLINK_ROUTE) as netlink, ns.entered():
-        seen = _look(netlink)
+        seen = _look(netlink, _families())
         wanted = _NONE
         if fwmark_accept:
             for flag, value in seen.sysctls.items():
                 if value == 0 or flag & seen.changed:
                     wanted |= flag
-        protocol = PROTOCOL + wanted
-        # The rule comes first: killed after it, the next call or `remove` knows what to undo.
-        messages: list[Message] = []
+        # A rule that tells what is changed is there before the first change and after the last:
+        # killed at any point, the next call or `remove` knows what to undo.
+        new: list[Message] = []
+        stale: list[Message] = []
         for family in seen.families:
-            rule = _rule(family, protocol)
-            there = [r for r in seen.rules if r.family == family]
-            if rule not in there and not any(not _is_ours(r.protocol) for r in there):
-                messages.extend(delete_rule(old) for old in there)
-                messages.append(add_rule(rule))
+            rule = _rule(family, PROTOCOL + wanted)
+            if rule not in seen.rules:
+                new.append(add_rule(rule))
+            stale += [
+                delete_rule(r)
+                for r in seen.rules
+                if r.family == family and r != rule and _is_ours(r.protocol)
+            ]
             if not any(r.family == family for r in seen.routes):
-                messages.append(replace_route(_route(family, protocol)))
-        _send(netlink, ns, messages, harmless={errno.EEXIST, errno.ENOENT})
-        for flag, name in _SYSCTLS.items():
+                new.append(replace_route(_route(family)))
+        _send(netlink, ns, new, harmless={errno.EEXIST})
+        for flag in wanted | seen.changed:
             value = 1 if flag & wanted else 0
-            if (flag & (wanted | seen.changed)) and seen.sysctls.get(flag) != value:
-                sysctl.write_int(name, value)
+            if seen.sysctls.get(flag) == 1 - value:
+                sysctl.write_int(_SYSCTLS[flag], value)
+        _send(netlink, ns, stale, harmless={errno.ENOENT})
 
 
 def remove(ns: NetNs) -> None:
     """Undoes `install`; nothing happens when there is nothing of ours."""
     with ns.open_netlink(NETLINK_ROUTE) as netlink, ns.entered():
-        seen = _look(netlink)
-        for flag, name in _SYSCTLS.items():
-            if flag & seen.changed and seen.sysctls.get(flag) == 1:
-                sysctl.write_int(name, 0)
+        # both: IPv6 may have been switched off since
+        seen = _look(netlink, (AF_INET, AF_INET6))
+        for flag in seen.changed:
+            if seen.sysctls.get(flag) == 1:
+                sysctl.write_int(_SYSCTLS[flag], 0)
         # The rule goes last, for the same reason as it comes first.
         messages = [delete_route(r) for r in seen.routes if _is_ours(r.protocol)]
         messages += [delete_rule(r) for r in seen.rules if _is_ours(r.protocol)]
@@ -132,7 +140,7 @@ def remove(ns: NetNs) -> None:
 def check(ns: NetNs, *, fwmark_accept: bool = True) -> list[str]:
     """What is not as `install` leaves it, one sentence each; empty when all is well."""
     with ns.open_netlink(NETLINK_ROUTE) as netlink, ns.entered():
-        seen = _look(netlink)
+        seen = _look(netlink, _families())
     problems: list[str] = []
     for family in seen.families:
         version = 4 if family == AF_INET else 6
@@ -149,9 +157,13 @@ def check(ns: NetNs, *, fwmark_accept: bool = True) -> list[str]:
     return problems
 
 
-def _look(netlink: NetlinkSocket) -> _Seen:
+def _families() -> tuple[int, ...]:
+    """IPv6 only where lo has it: elsewhere a route to lo is refused."""
+    return (AF_INET, AF_INET6) if sysctl.ipv6_on_loopback() else (AF_INET,)
+
+
+def _look(netlink: NetlinkSocket, families: tuple[int, ...]) -> _Seen:
     """Must be called inside the namespace: sysctls are read of the calling thread's one."""
-    families = (AF_INET, AF_INET6) if sysctl.ipv6_on_loopback() else (AF_INET,)
     netlink.strict()
     rules: list[MarkRule] = []
     routes: list[LocalRoute] = []
@@ -198,5 +210,5 @@ def _rule(family: int, protocol: int) -> MarkRule:
     )
 
 
-def _route(family: int, protocol: int) -> LocalRoute:
-    return LocalRoute(family=family, table=TABLE, protocol=protocol)
+def _route(family: int) -> LocalRoute:
+    return LocalRoute(family=family, table=TABLE, protocol=PROTOCOL)
