@@ -1,0 +1,152 @@
+"""Connection statistics of one instance, read from its pinned kernel objects. Needs no daemon.
+
+    reader = ConnReader(Instance())
+    for connection in reader.live():
+        ...
+
+Nothing here is written to the kernel, and nothing is cached but names: every call is a fresh look.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from nodenet import abi
+from nodenet.conns.connection import Connection
+from nodenet.conns.decode import CgroupTexts, Decoder
+from nodenet.conns.names import Names
+from nodenet.errors import NotFound
+from nodenet.paths import Instance
+
+if TYPE_CHECKING:
+    from nodenet.conns.totals import Counters, Total
+    from nodenet.kernel.maps import Map
+
+#: The kernel fills at most 32 KiB a read(2), whole records only.
+_READ_BYTES = 1 << 16
+
+
+class NoStatistics(NotFound):
+    """The instance has no pinned statistics: the capture was never loaded."""
+
+
+class NoConnection(NotFound):
+    """No open or lately closed connection has that id."""
+
+
+class ConnReader:
+    """Open and closed connections, totals and counters of an instance.
+
+    Every method raises `NoStatistics` when the instance is not loaded, PermissionError or
+    NotPermitted when this process may not read it.
+    """
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+        self.names = Names(instance)
+        self.cgroup_text = CgroupTexts()
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        """What makes rows of this reader's records."""
+        return Decoder(self.names, self.cgroup_text)
+
+    def live(
+        self, *, proxy: bool = False, netns: Collection[int] | None = None
+    ) -> list[Connection]:
+        """Open connections of enrolled pods, in no particular order.
+
+        ``proxy`` True adds the proxy's own sockets (then a captured flow appears twice), ``netns``
+        keeps only those namespaces, by cookie. Listeners are no connections.
+        """
+        return self.decoder.rows(self.live_records(), proxy=proxy, netns=netns)
+
+    def live_records(self) -> bytes:
+        """The raw records behind `live` (`nodenet.abi.EVENT`, back to back)."""
+        try:
+            fd = os.open(self.instance.links / "iter_conns", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise self._missing() from error
+        chunks: list[bytes] = []
+        try:
+            while chunk := os.read(fd, _READ_BYTES):
+                chunks.append(chunk)
+        finally:
+            os.close(fd)
+        return b"".join(chunks)
+
+    def closed(
+        self, *, proxy: bool = False, netns: Collection[int] | None = None
+    ) -> list[Connection]:
+        """The connections that closed lately (at most `nodenet.abi.MAPS` has room for), in no
+        particular order; ``evicted`` of `counters` says how many are no longer there."""
+        return self.decoder.rows(self.closed_records(), proxy=proxy, netns=netns)
+
+    def closed_records(self) -> bytes:
+        """The raw records behind `closed`."""
+        with self._open("closed") as table:
+            return bytes(table.read_all().values)
+
+    def find(self, cookie: int) -> Connection:
+        """The connection with that socket cookie, open or lately closed, the proxy's own too.
+
+        `NoConnection` when there is none.
+        """
+        with self._open("closed") as table:
+            # closed first: it may close between the two looks, but never opens again
+            raw = table.lookup(abi.COOKIE_KEY.pack(cookie=cookie))
+            if raw is None:
+                for row in self.live(proxy=True):
+                    if int(row.id, 16) == cookie:
+                        return row
+                raw = table.lookup(abi.COOKIE_KEY.pack(cookie=cookie))
+            kept = table.max_entries
+        if raw is None:
+            raise NoConnection(
+                f"no connection {cookie:x}: closed or never seen (kept: the last {kept})",
+                hint="try: nodenet conn watch",
+            )
+        return self.decoder.rows(raw)[0]
+
+    def totals(self) -> list[Total]:
+        """Sums since the enrolment by pod, direction, reason and backend.
+
+        Bytes and segments are those of closed connections; `live` has those of open ones.
+        """
+        from nodenet.conns.totals import read_totals
+
+        with self._open("agg") as table:
+            return read_totals(table, self.names)
+
+    def counters(self) -> Counters:
+        """Decisions taken, connections recorded, and what was lost."""
+        from nodenet.conns.totals import read_counters
+
+        with (
+            self._open("stat") as stat,
+            self._open("live") as live,
+            self._open("agg") as agg,
+            self._open("closed") as closed,
+        ):
+            return read_counters(stat, live, agg, closed)
+
+    def _open(self, name: str) -> Map:
+        # here and above: listing open connections is one read, and must not pay for bpf(2)
+        from nodenet.kernel.maps import Map
+
+        try:
+            return Map.open(self.instance.maps / name)
+        except NotFound as error:
+            raise self._missing() from error
+
+    def _missing(self) -> NoStatistics:
+        pin = self.instance.maps / "conns"
+        if pin.exists():
+            pin = self.instance.links / "iter_conns"
+        return NoStatistics(
+            f"no statistics: {pin} is not there",
+            hint="start capture: nodenet node run, or nodenet lab up",
+        )
