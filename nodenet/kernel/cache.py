@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import stat
 from collections.abc import Collection
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from nodenet.kernel.btf import KernelFacts, read_facts
 from nodenet.kernel.bytecode import Compiled, ToolFile
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    import logging
 
 #: Changes when the files' form or what the loader does with them changes.
 FORMAT: Final = 1
@@ -57,7 +57,7 @@ class Cache:
         trusted = status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
         digest, content = raw[:_DIGEST_BYTES], raw[_DIGEST_BYTES:]
         if not trusted or hashlib.sha256(content).digest() != digest:
-            logger.warning("ignoring the cache entry %s: damaged or foreign", path)
+            _logger().warning("ignoring the cache entry %s: damaged or foreign", path)
             return None
         return content
 
@@ -75,7 +75,7 @@ class Cache:
                 file.write(hashlib.sha256(content).digest() + content)
             temporary.replace(path)
         except OSError as error:
-            logger.info("cannot keep %s: %s", path, error)
+            _logger().info("cannot keep %s: %s", path, error)
 
     # bytecode
 
@@ -125,6 +125,13 @@ def kernel_identity() -> bytes:
     except OSError:
         notes = b""
     return notes + "\0".join((name.release, name.version, name.machine)).encode()
+
+
+def _logger() -> logging.Logger:
+    # a start that finds its entries says nothing, so it need not import logging either (5 ms)
+    import logging
+
+    return logging.getLogger(__name__)
 
 
 def _bytecode_name(key: str) -> str:

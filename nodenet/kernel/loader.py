@@ -7,7 +7,6 @@ pinned maps, so a warm start imports no compiler (docs/bpf.md).
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import struct
 from collections.abc import Collection, Mapping
@@ -22,8 +21,6 @@ from nodenet.kernel.errors import KernelError
 from nodenet.kernel.maps import Map, MapInfo
 from nodenet.kernel.syscall import Command, address, bpf
 from nodenet.paths import Instance
-
-logger = logging.getLogger(__name__)
 
 _LICENSE: Final = b"GPL\0"
 _LOAD: Final = struct.Struct("<IIQQIIQII16sIIIIQIIQIIII")
@@ -242,7 +239,9 @@ def load_programs(
         try:
             return _load_all(wanted, kept, maps, facts)
         except (VerifierRejected, AbiMismatch) as error:
-            logger.warning("kept bytecode does not load, compiling again: %s", error)
+            import logging  # 5 ms that a good start does not pay
+
+            logging.getLogger(__name__).warning("kept bytecode refused, compiling: %s", error)
     compiled = _compile(text, cflags)
     loaded = _load_all(wanted, compiled, maps, facts)
     store.keep_compiled(key, compiled)

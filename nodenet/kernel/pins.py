@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import struct
@@ -11,6 +10,7 @@ from typing import Final
 
 from nodenet.errors import NodenetError, NotFound, NotPermitted, NotSupported
 from nodenet.kernel.errors import KernelError
+from nodenet.kernel.libc import fs_magic
 from nodenet.kernel.syscall import Command, address, bpf
 from nodenet.paths import BPFFS
 
@@ -72,13 +72,11 @@ def refused(what: str, feature: str) -> NodenetError:
 
 def require_bpffs(path: Path = BPFFS) -> None:
     """Checks that ``path`` is a mounted bpffs; NoBpffs otherwise."""
-    buffer = ctypes.create_string_buffer(512)
-    libc = ctypes.CDLL(None, use_errno=True)
-    result = libc.statfs(os.fsencode(path), buffer)
-    magic = struct.unpack_from("=l", buffer)[0] if result == 0 else 0
-    if ctypes.sizeof(ctypes.c_long) == 8 and result == 0:
-        magic = struct.unpack_from("=q", buffer)[0]
-    if magic & 0xFFFFFFFF != _BPF_FS_MAGIC:
+    try:
+        magic = fs_magic(str(path))
+    except OSError:
+        magic = 0
+    if magic != _BPF_FS_MAGIC:
         raise NoBpffs(f"no bpffs at {path}; mount -t bpf none {path}")
 
 

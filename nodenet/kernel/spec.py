@@ -6,12 +6,12 @@ are those of `nodenet.abi`.
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
+import nodenet
 from nodenet.kernel.errors import KernelError
 
 #: What must come first, in this order: each may use what stands before it. Other ``nn_*.h``
@@ -31,21 +31,22 @@ class HeadersMissing(SourcesMissing):
 
 
 def bpf_directory() -> Path:
-    """Where the sources and the header tree (``include/``) are installed."""
-    path = Path(str(resources.files("nodenet") / "bpf"))
-    return path.resolve()
+    """Where the sources and the header tree (``include/``) are installed.
+
+    They are data of the package. Not through importlib.resources, whose import takes 5 ms of a
+    start of 50: BCC wants a real directory, so an installation inside an archive is out anyway.
+    """
+    return Path(nodenet.__file__).with_name("bpf")
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """One source file."""
 
     name: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class BpfSpec:
+class BpfSpec(NamedTuple):
     """The sources, in the order in which they are joined."""
 
     pieces: tuple[Piece, ...]
@@ -55,8 +56,8 @@ class BpfSpec:
         """The installed sources; SourcesMissing when they are not there."""
         where = directory or bpf_directory()
         try:
-            names = [p.name for p in where.iterdir() if p.name.endswith((".h", ".bpf.c"))]
-            return cls(tuple(Piece(n, (where / n).read_text("utf-8")) for n in ordered(names)))
+            names = [name for name in os.listdir(where) if name.endswith((".h", ".bpf.c"))]
+            return cls(tuple(_read_piece(where, name) for name in ordered(names)))
         except OSError as error:
             raise SourcesMissing(
                 f"kernel program sources not found: {where}; reinstall nodenet"
@@ -77,6 +78,11 @@ class BpfSpec:
     def offsets(self) -> tuple[str, ...]:
         """Names of the kernel struct offsets the sources use, without ``NN_OFF_``, sorted."""
         return tuple(sorted({m for p in self.pieces for m in _OFFSET.findall(p.text)}))
+
+
+def _read_piece(directory: Path, name: str) -> Piece:
+    with open(f"{directory}/{name}", encoding="utf-8") as file:
+        return Piece(name, file.read())
 
 
 def ordered(names: list[str]) -> list[str]:
