@@ -1,0 +1,39 @@
+"""Points in time as nodenet writes them: RFC 3339, UTC, microseconds, ``Z``."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+_NS = 1_000_000_000
+
+
+def rfc3339(moment: datetime) -> str:
+    """``2026-11-21T10:42:07.118004Z``; ValueError for a datetime without time zone."""
+    if moment.tzinfo is None:
+        raise ValueError("a point in time needs a time zone")
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def rfc3339_ns(unix_ns: int) -> str:
+    """The same from nanoseconds since 1970, as `time.time_ns` gives them; cut to microseconds."""
+    seconds, rest = divmod(unix_ns, _NS)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest // 1000:06d}Z"
+
+
+def now_rfc3339() -> str:
+    """This moment."""
+    return rfc3339_ns(time.time_ns())
+
+
+def parse_rfc3339(text: str) -> datetime:
+    """The reverse, with a time zone; ValueError when ``text`` is not RFC 3339."""
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text} has no time zone")
+    return moment
+
+
+def boot_offset_ns() -> int:
+    """What to add to a CLOCK_BOOTTIME value of the kernel programs to get Unix time, ns."""
+    return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)

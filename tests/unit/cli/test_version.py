@@ -1,0 +1,55 @@
+"""``nodenet version``."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodenet import __version__, abi
+from nodenet.cli import version
+from nodenet.cli.version import bcc_version
+
+
+def test_one_line(cli: Any) -> None:
+    outcome = cli("version", "--id", "nn-none")
+    assert outcome.status == 0
+    assert outcome.out.startswith(
+        f"nodenet {__version__}, abi schema {abi.SCHEMA}, python {platform.python_version()}, bcc "
+    )
+    assert outcome.out.endswith(f", kernel {os.uname().release}\n")
+
+
+def test_json(cli: Any) -> None:
+    found = cli("version", "-j", "--id", "nn-none").json
+    assert list(found) == [
+        "ok", "nodenet", "abi_schema", "abi_schema_loaded", "python", "bcc", "kernel",
+    ]  # fmt: skip
+    assert found["ok"] is True and found["abi_schema_loaded"] is None
+
+
+def test_another_schema_in_the_kernel_is_1(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version, "loaded_schema", lambda instance: abi.SCHEMA + 1)
+    outcome = cli("version", "-j", "--id", "nn-none")
+    assert outcome.status == 1
+    assert outcome.json["ok"] is False and outcome.json["abi_schema_loaded"] == abi.SCHEMA + 1
+    assert outcome.err.startswith(
+        f"nodenet: maps in the kernel are schema {abi.SCHEMA + 1}, this nodenet expects "
+        f"{abi.SCHEMA}: /sys/fs/bpf/nodenet-nn-none/maps; "
+    )
+    assert outcome.err.count("\n") == 1
+
+
+def test_bcc_version_is_read_from_names_only(tmp_path: Path) -> None:
+    assert bcc_version([str(tmp_path), "/nowhere"]) is None
+    (tmp_path / "bcc").mkdir()
+    (tmp_path / "bccx-1.0.dist-info").mkdir()
+    assert bcc_version([str(tmp_path)]) is None
+    (tmp_path / "bcc-0.26.0.egg-info").mkdir()
+    assert bcc_version(["/nowhere", str(tmp_path)]) == "0.26.0"
+    other = tmp_path / "other"
+    (other / "bcc-0.31.0.dist-info").mkdir(parents=True)
+    assert bcc_version([str(other)]) == "0.31.0"
