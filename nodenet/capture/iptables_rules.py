@@ -1,7 +1,7 @@
-"""The iptables rules of one pod as data, and the text for iptables-restore that brings them about.
+"""The iptables rules of one pod, as data.
 
-Pure: what is in the kernel comes in as the text of ``iptables-save``. The rules are those of the
-reference (istio cni/pkg/iptables), in its order and under its ids, in chains of our own names:
+Those of the reference (istio cni/pkg/iptables), in its order and under its ids, in chains of our
+own names:
 
     m1 m2   mangle: the mark of the proxy's connection to the app comes back on the app's packets
     p1 p2   the address that node probes are translated to is left alone
@@ -19,9 +19,8 @@ d2 leaves alone what leaves by lo, as d1 does and as the ebpf backend does.
 from __future__ import annotations
 
 import ipaddress
-import shlex
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from nodenet.abi import (
@@ -47,8 +46,6 @@ POSTROUTING: Final = "NODENET_POSTRT"
 #: Our chain to the built-in one that jumps to it.
 POD_CHAINS: Final = {PREROUTING: "PREROUTING", OUTPUT: "OUTPUT"}
 HOST_CHAINS: Final = {POSTROUTING: "POSTROUTING"}
-#: nat comes last when rules are put in: nothing is redirected before its answers find back.
-TABLES: Final[tuple[Table, ...]] = ("mangle", "raw", "nat")
 
 #: What node probes are translated to (env HOST_PROBE_SNAT_IP, HOST_PROBE_SNAT_IPV6 of istio-cni).
 PROBE_ADDRESS: Final[dict[Family, IPAddress]] = {
@@ -56,7 +53,8 @@ PROBE_ADDRESS: Final[dict[Family, IPAddress]] = {
     6: ipaddress.IPv6Address("fd16:9254:7127:1337:ffff:ffff:ffff:ffff"),
 }
 _LOOPBACK: Final[dict[Family, str]] = {4: "127.0.0.1/32", 6: "::1/128"}
-_COMMENT: Final = "nodenet:"
+#: A rule's id stands in its comment, behind this.
+COMMENT: Final = "nodenet:"
 
 _PROXY: Final = f"-m mark --mark {MARK:#x}/{MARK_MASK:#x}"
 _NOT_PROXY: Final = f"-m mark ! --mark {MARK:#x}/{MARK_MASK:#x}"
@@ -98,45 +96,8 @@ class Rule:
     @property
     def text(self) -> str:
         """The rule as a line of iptables-restore; the id is its comment."""
-        comment = f"-m comment --comment {_COMMENT}{self.id}"
+        comment = f"-m comment --comment {COMMENT}{self.id}"
         return " ".join(filter(None, (f"-A {self.chain}", self.match, comment, self.target)))
-
-
-@dataclass(slots=True)
-class SavedRule:
-    """One rule of the kernel as iptables-save shows it, with its counters."""
-
-    chain: str
-    words: list[str]
-    packets: int = 0
-    octets: int = 0
-
-    @property
-    def id(self) -> str | None:
-        """The id of a rule of ours, from its comment."""
-        for option, value in zip(self.words, self.words[1:], strict=False):
-            if option == "--comment" and value.startswith(_COMMENT):
-                return value.removeprefix(_COMMENT)
-        return None
-
-
-@dataclass(slots=True)
-class SavedTable:
-    """One table of the kernel: chain to policy (``-`` for chains somebody made), and rules."""
-
-    chains: dict[str, str] = field(default_factory=dict)
-    rules: list[SavedRule] = field(default_factory=list)
-
-    def of_chain(self, chain: str) -> list[SavedRule]:
-        """The rules of one chain, in order."""
-        return [r for r in self.rules if r.chain == chain]
-
-    def jumps(self, base: str, chain: str) -> int:
-        """How often the built-in chain jumps to ours."""
-        return sum(1 for r in self.of_chain(base) if r.words == ["-j", chain])
-
-
-Saved = Mapping[str, SavedTable]
 
 
 def pod_rules(family: Family, redirect: Redirect) -> tuple[Rule, ...]:

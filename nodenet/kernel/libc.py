@@ -1,0 +1,93 @@
+"""System calls that Python 3.11 has no wrapper for: namespaces, mounts, file system type, handles.
+
+Each raises OSError with the errno and, where there is one, the path. Constants are the kernel's
+(linux/sched.h, linux/mount.h, linux/magic.h).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from typing import Final
+
+CLONE_NEWNET: Final = 0x40000000
+
+MS_BIND: Final = 4096
+MS_REC: Final = 16384
+MS_SHARED: Final = 1 << 20
+MNT_DETACH: Final = 2
+
+CGROUP2_MAGIC: Final = 0x63677270
+CGROUP1_MAGIC: Final = 0x27E0EB
+
+#: File handle type of kernfs, whose 8 bytes are the inode number (include/linux/exportfs.h).
+FILEID_KERNFS: Final = 0xFE
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+# struct statfs starts with f_type; its size is 120 bytes on 64-bit machines
+_STATFS_BYTES: Final = 256
+
+_setns = _libc.setns
+_setns.argtypes = (ctypes.c_int, ctypes.c_int)
+_unshare = _libc.unshare
+_unshare.argtypes = (ctypes.c_int,)
+_mount = _libc.mount
+_mount.argtypes = (
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_ulong,
+    ctypes.c_void_p,
+)
+_umount2 = _libc.umount2
+_umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
+_statfs = _libc.statfs
+_statfs.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
+_open_by_handle_at = _libc.open_by_handle_at
+_open_by_handle_at.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
+
+
+def _check(result: int, path: str | None = None) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    return result
+
+
+def setns(fd: int, kind: int = CLONE_NEWNET) -> None:
+    """Moves the calling thread, and only it, into the namespace behind the descriptor."""
+    _check(_setns(fd, kind))
+
+
+def unshare(flags: int) -> None:
+    """Gives the calling thread namespaces of its own."""
+    _check(_unshare(flags))
+
+
+def mount(source: str, target: str, fstype: str, flags: int) -> None:
+    """mount(2) without data."""
+    _check(_mount(os.fsencode(source), os.fsencode(target), fstype.encode(), flags, None), target)
+
+
+def umount(target: str, flags: int = 0) -> None:
+    """umount2(2)."""
+    _check(_umount2(os.fsencode(target), flags), target)
+
+
+def fs_magic(path: str) -> int:
+    """``f_type`` of the file system the path is on (linux/magic.h)."""
+    buffer = ctypes.create_string_buffer(_STATFS_BYTES)
+    _check(_statfs(os.fsencode(path), buffer), path)
+    return int(struct.unpack_from("@l", buffer)[0])
+
+
+def open_by_kernfs_id(mount_fd: int, inode: int) -> int:
+    """A descriptor for the kernfs directory (a cgroup) with this 64-bit id.
+
+    ``mount_fd`` is anything open on the same mount. Needs CAP_DAC_READ_SEARCH; ESTALE when there
+    is no such directory.
+    """
+    handle = ctypes.create_string_buffer(struct.pack("@IiQ", 8, FILEID_KERNFS, inode), 16)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    return _check(_open_by_handle_at(mount_fd, handle, flags))
