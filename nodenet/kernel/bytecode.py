@@ -7,22 +7,14 @@ from binascii import a2b_base64, b2a_base64
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from nodenet.kernel.map_shape import Shape
+
 
 class CompiledProgram(NamedTuple):
     """Instructions, and where a map's file descriptor goes: (byte offset, map name)."""
 
     instructions: bytes
     relocations: tuple[tuple[int, str], ...]
-
-
-class CompiledMap(NamedTuple):
-    """A map's shape as C declares it; sizes in bytes."""
-
-    type: int
-    key_size: int
-    value_size: int
-    max_entries: int
-    flags: int
 
 
 class ToolFile(NamedTuple):
@@ -37,7 +29,7 @@ class Compiled(NamedTuple):
     """All programs and maps of one source, and what compiled it."""
 
     programs: Mapping[str, CompiledProgram]
-    maps: Mapping[str, CompiledMap]
+    maps: Mapping[str, Shape]
     bcc_version: str
     toolchain: tuple[ToolFile, ...]
 
@@ -67,7 +59,7 @@ class Compiled(NamedTuple):
                 )
                 for name, (code, holes) in data["programs"].items()
             },
-            maps={name: CompiledMap(*map(int, shape)) for name, shape in data["maps"].items()},
+            maps={name: Shape(*map(int, shape)) for name, shape in data["maps"].items()},
             bcc_version=str(data["bcc_version"]),
             toolchain=tuple(ToolFile(str(p), int(s), int(m)) for p, s, m in data["toolchain"]),
         )

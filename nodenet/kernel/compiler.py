@@ -19,8 +19,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from nodenet.kernel.bytecode import Compiled, CompiledMap, CompiledProgram, ToolFile
+from nodenet.kernel.bytecode import Compiled, CompiledProgram, ToolFile
 from nodenet.kernel.errors import KernelError
+from nodenet.kernel.map_shape import Shape
 from nodenet.kernel.spec import HeadersMissing, bpf_directory
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class _Unusable(Exception):
     pass
 
 
-def _maps(lib: ctypes.CDLL, module: int) -> tuple[dict[str, CompiledMap], dict[int, str]]:
+def _maps(lib: ctypes.CDLL, module: int) -> tuple[dict[str, Shape], dict[int, str]]:
     """Shapes by name, and names by the file descriptor that BCC wrote into the instructions."""
     import ctypes
 
@@ -169,7 +170,7 @@ def _maps(lib: ctypes.CDLL, module: int) -> tuple[dict[str, CompiledMap], dict[i
     shapes, names = {}, {}
     for i in range(lib.bpf_num_tables(module)):
         raw = lib.bpf_table_name(module, i)
-        shapes[raw.decode()] = CompiledMap(
+        shapes[raw.decode()] = Shape(
             lib.bpf_table_type_id(module, i),
             lib.bpf_table_key_size_id(module, i),
             lib.bpf_table_leaf_size_id(module, i),

@@ -18,7 +18,7 @@ from nodenet.kernel import pins
 from nodenet.kernel.errors import KernelError
 from nodenet.kernel.loader import Program
 from nodenet.kernel.maps import Map
-from nodenet.kernel.syscall import Command, address, bpf
+from nodenet.kernel.syscall import Command, address, bpf, object_info
 
 #: One read of an iterator; the kernel fills at most 32 KiB at a time (bpf_seq_read).
 _ITER_READ_BYTES: Final = 32 << 10
@@ -178,7 +178,7 @@ def link_info(fd: int) -> LinkInfo:
     """Reads the info of an open link."""
     name = bytearray(_ITER_NAME_BYTES)
     info = bytearray(64)
-    bpf(Command.OBJ_GET_INFO_BY_FD, struct.pack("<IIQ", fd, len(info), address(info)))
+    object_info(fd, info)
     kind, ident, prog_id = struct.unpack_from("<III", info)
     base = LinkInfo(kind, ident, prog_id)
     if kind == LinkType.CGROUP:
@@ -193,7 +193,7 @@ def link_info(fd: int) -> LinkInfo:
         # the name comes only when a buffer for it is passed in
         info = bytearray(64)
         struct.pack_into("<QI", info, 16, address(name), len(name))
-        bpf(Command.OBJ_GET_INFO_BY_FD, struct.pack("<IIQ", fd, len(info), address(info)))
+        object_info(fd, info)
         target = name[: name.index(0)].decode()
         return base._replace(iter_target=target, map_id=struct.unpack_from("<I", info, 28)[0])
     return base

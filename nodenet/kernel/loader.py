@@ -11,16 +11,29 @@ import os
 import struct
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 from nodenet import abi
 from nodenet.errors import NotSupported
 from nodenet.kernel import btf, cache, pins, spec
 from nodenet.kernel.bytecode import Compiled, CompiledProgram
 from nodenet.kernel.errors import KernelError
-from nodenet.kernel.maps import Map, MapInfo
-from nodenet.kernel.syscall import Command, address, bpf
-from nodenet.paths import Instance
+from nodenet.kernel.map_shape import Shape
+from nodenet.kernel.maps import Map
+from nodenet.kernel.pinned_maps import SchemaMismatch, open_map, open_maps, open_or_create_maps
+from nodenet.kernel.syscall import Command, address, bpf, object_info
+
+__all__ = [
+    "AbiMismatch",
+    "Program",
+    "SchemaMismatch",
+    "VerifierRejected",
+    "check_abi",
+    "load_programs",
+    "open_map",
+    "open_maps",
+    "open_or_create_maps",
+]
 
 _LICENSE: Final = b"GPL\0"
 _LOAD: Final = struct.Struct("<IIQQIIQII16sIIIIQIIQIIII")
@@ -49,115 +62,8 @@ class VerifierRejected(KernelError):
         self.log = log
 
 
-class SchemaMismatch(KernelError):
-    """A pinned map is of another version; ``found`` and ``wanted`` describe both."""
-
-    def __init__(self, name: str, path: Path, found: str, wanted: str) -> None:
-        super().__init__(
-            f"pinned map {name} is of another version ({found}; wanted {wanted}): {path}",
-            hint="run: nodenet node run --upgrade-pins, or nodenet capture unenroll --all",
-        )
-        self.name = name
-        self.path = path
-        self.found = found
-        self.wanted = wanted
-
-
 class AbiMismatch(KernelError):
     """C and `nodenet.abi` disagree about a map; a fault of this build."""
-
-
-class _Shape(NamedTuple):
-    type: int
-    key_size: int
-    value_size: int
-    max_entries: int
-    flags: int
-
-    def __str__(self) -> str:
-        try:
-            kind = abi.MapType(self.type).name.lower()
-        except ValueError:
-            kind = str(self.type)
-        return (
-            f"type {kind} key {self.key_size} value {self.value_size} "
-            f"max_entries {self.max_entries} flags {self.flags:#x}"
-        )
-
-
-def _wanted(defn: abi.MapDef) -> _Shape:
-    return _Shape(
-        defn.type,
-        defn.key.size if defn.key else 0,
-        defn.value.size if defn.value else 0,
-        defn.max_entries,
-        defn.flags,
-    )
-
-
-def _found(info: MapInfo) -> _Shape:
-    return _Shape(info.type, info.key_size, info.value_size, info.max_entries, info.flags)
-
-
-def open_or_create_maps(instance: Instance) -> dict[str, Map]:
-    """Every map of `nodenet.abi.MAPS`: the pinned one, or a new one, pinned.
-
-    Safe to call twice and from two processes at once. Raises NoBpffs, NotPermitted,
-    SchemaMismatch; maps opened so far are closed then.
-    """
-    pins.require_bpffs()
-    directory = instance.maps
-    pins.make_directory(directory)
-    opened: dict[str, Map] = {}
-    try:
-        for defn in abi.MAPS.values():
-            opened[defn.name] = _open_or_create(defn, directory / defn.name)
-    except BaseException:
-        for one in opened.values():
-            one.close()
-        raise
-    return opened
-
-
-def open_maps(instance: Instance, names: Collection[str] | None = None) -> dict[str, Map]:
-    """The pinned maps, or those named, without making any; NotFound, SchemaMismatch."""
-    opened: dict[str, Map] = {}
-    try:
-        for name in abi.MAPS if names is None else names:
-            opened[name] = open_map(instance, name)
-    except BaseException:
-        for one in opened.values():
-            one.close()
-        raise
-    return opened
-
-
-def open_map(instance: Instance, name: str) -> Map:
-    """One pinned map, checked against `nodenet.abi.MAPS`; NotFound, SchemaMismatch."""
-    return _checked(Map.open(instance.maps / name), abi.MAPS[name], instance.maps / name)
-
-
-def _open_or_create(defn: abi.MapDef, path: Path) -> Map:
-    if not path.exists():
-        new = Map.create(defn)
-        try:
-            new.pin(path)
-        except FileExistsError:  # another process was faster: use its map
-            new.close()
-        except BaseException:
-            new.close()
-            raise
-        else:
-            return new
-    return _checked(Map.open(path), defn, path)
-
-
-def _checked(found: Map, defn: abi.MapDef, path: Path) -> Map:
-    shape, wanted = _found(found.info), _wanted(defn)
-    if shape != wanted:
-        found.close()
-        raise SchemaMismatch(defn.name, path, str(shape), str(wanted))
-    return found
 
 
 class Program:
@@ -188,7 +94,7 @@ class Program:
 
     def _head(self) -> tuple[int, bytes]:
         info = bytearray(16)
-        bpf(Command.OBJ_GET_INFO_BY_FD, struct.pack("<IIQ", self.fd, len(info), address(info)))
+        object_info(self.fd, info)
         ident, tag = struct.unpack("<4xI8s", info)
         return ident, tag
 
@@ -284,15 +190,14 @@ def _load_all(
 
 def check_abi(compiled: Compiled) -> None:
     """Compares every map that C declares with `nodenet.abi.MAPS`; AbiMismatch names the first."""
-    for name, shape in compiled.maps.items():
+    for name, declared in compiled.maps.items():
         defn = abi.MAPS.get(name)
-        declared = _Shape(*shape)
-        wanted = _wanted(defn) if defn else None
-        if wanted and defn and defn.type is abi.MapType.RINGBUF:
-            # declared in pages, whose size the machine chooses; the bound here is in bytes
+        wanted = Shape.of(defn) if defn else None
+        if wanted and wanted.type == abi.MapType.RINGBUF:
+            # C says pages, whose size the machine chooses; the bound of nodenet.abi is in bytes
             declared = declared._replace(max_entries=wanted.max_entries)
         if declared != wanted:
-            raise AbiMismatch(f"map {name}: C declares {declared}, nodenet.abi {wanted}")
+            raise AbiMismatch(f"map {name}: C declares ({declared}), nodenet.abi ({wanted})")
 
 
 def _load(

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from nodenet.errors import NotFound
 from nodenet.kernel import pins
 from nodenet.kernel.errors import KernelError
-from nodenet.kernel.syscall import Command, address, bpf
+from nodenet.kernel.syscall import Command, address, bpf, object_info
 
 _INFO_BYTES: Final = 232
 _MAP_IDS: Final = 64
@@ -82,7 +82,7 @@ def program_info(fd: int) -> ProgramInfo:
     info = bytearray(_INFO_BYTES)
     struct.pack_into("<I", info, 52, _MAP_IDS)
     struct.pack_into("<Q", info, 56, address(ids))
-    bpf(Command.OBJ_GET_INFO_BY_FD, struct.pack("<IIQ", fd, len(info), address(info)))
+    object_info(fd, info)
     kind, ident, tag, jited, xlated = struct.unpack_from("<II8sII", info)
     load_ns, uid, maps = struct.unpack_from("<QII", info, 40)
     (name,) = struct.unpack_from("<16s", info, 64)

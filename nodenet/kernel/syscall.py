@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from enum import IntEnum
 from typing import Final
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_syscall = _libc.syscall
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
 _syscall.restype = ctypes.c_long
+_syscall.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_ulong)
+_bytes_address = ctypes.pythonapi.PyBytes_AsString
+_bytes_address.restype = ctypes.c_void_p
+_bytes_address.argtypes = (ctypes.py_object,)
+_bytearray_address = ctypes.pythonapi.PyByteArray_AsString
+_bytearray_address.restype = ctypes.c_void_p
+_bytearray_address.argtypes = (ctypes.py_object,)
 
 #: Internal to the kernel, but it leaks out of bpf(2) for map operations that a type lacks.
 ENOTSUPP: Final = 524
@@ -47,23 +54,17 @@ class Command(IntEnum):
 
 
 #: Every machine that uses the generic table (asm-generic/unistd.h) has 280.
-_BPF: Final = ctypes.c_long(321 if os.uname().machine == "x86_64" else 280)
+_BPF: Final = 321 if os.uname().machine == "x86_64" else 280
 
 
 def bpf(command: Command, attr: bytes | bytearray) -> int:
     """The result of bpf(2): a file descriptor or 0.
 
-    A ``bytearray`` is passed as it is, so the kernel's answers appear in it; ``bytes`` are copied.
-    Pointers inside ``attr`` must stay valid during the call: keep the buffers in variables.
-    Raises OSError with the errno.
+    Commands that answer inside ``attr`` (batches, info, test runs) want a ``bytearray``. Pointers
+    inside ``attr`` must stay valid during the call: keep the buffers in variables. Raises OSError
+    with the errno.
     """
-    size = len(attr)
-    buffer: ctypes.Array[ctypes.c_char]
-    if isinstance(attr, bytearray):
-        buffer = (ctypes.c_char * size).from_buffer(attr)
-    else:
-        buffer = ctypes.create_string_buffer(attr, size)
-    result: int = _syscall(_BPF, ctypes.c_long(command), buffer, ctypes.c_ulong(size))
+    result: int = _syscall(_BPF, command, address(attr), len(attr))
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -77,7 +78,11 @@ def address(buffer: bytes | bytearray | None, offset: int = 0) -> int:
     """
     if buffer is None:
         return 0
-    if isinstance(buffer, bytes):
-        # c_char_p of a bytes object points at its content, without a copy
-        return (ctypes.cast(ctypes.c_char_p(buffer), ctypes.c_void_p).value or 0) + offset
-    return ctypes.addressof((ctypes.c_char * 0).from_buffer(buffer)) + offset
+    where: int = (_bytes_address if isinstance(buffer, bytes) else _bytearray_address)(buffer)
+    return where + offset
+
+
+def object_info(fd: int, info: bytearray) -> None:
+    """Fills ``info`` with the kernel's description of a program, map, link or BTF object."""
+    attr = bytearray(struct.pack("<IIQ", fd, len(info), address(info)))
+    bpf(Command.OBJ_GET_INFO_BY_FD, attr)
