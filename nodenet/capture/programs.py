@@ -15,9 +15,9 @@ from pathlib import Path
 
 from nodenet import abi
 from nodenet.kernel import pins
-from nodenet.kernel.cgroups import Cgroup
+from nodenet.kernel.cgroups import Cgroup, CgroupPaths, cgroup2_mount
 from nodenet.kernel.links import Link, create_iter_link, create_link, open_link
-from nodenet.kernel.loader import Program, load_programs
+from nodenet.kernel.loader import Program, SchemaMismatch, load_programs
 from nodenet.kernel.maps import Map
 from nodenet.kernel.spec import BpfSpec
 from nodenet.paths import Instance
@@ -56,6 +56,12 @@ def build_id(spec: BpfSpec) -> int:
     return int.from_bytes(hashlib.sha256(spec.text.encode()).digest()[:8], "little")
 
 
+def agent_cgroup(maps: Mapping[str, Map]) -> Cgroup | None:
+    """The agent's cgroup as configured; None when it has been removed."""
+    name = CgroupPaths().name(int(read_config(maps)["agent_cgroup"]))
+    return None if name is None else Cgroup.open(cgroup2_mount() / name.lstrip("/"))
+
+
 def _complete(instance: Instance) -> bool:
     return all((instance.links / p.pin).exists() for p in ROOT_PROGRAMS) and all(
         (instance.progs / p.pin).exists() for p in SHELF_PROGRAMS
@@ -77,6 +83,10 @@ def ensure_attached(
     """
     build = build_id(BpfSpec.read())
     config = read_config(maps)
+    if config["schema"] not in (0, abi.SCHEMA):
+        raise SchemaMismatch(
+            "cfg", instance.maps / "cfg", f"schema {config['schema']}", f"schema {abi.SCHEMA}"
+        )
     same_agent = config["agent_cgroup"] == agent.id
     if config["build"] == build and same_agent and _complete(instance):
         return False
