@@ -359,7 +359,7 @@ def _render_verified(report: dict[str, Any], style: Style) -> str:
             word = "FAIL" if check["state"] == "fail" else check["state"]
             lines.append(f"{style.paint(word)}  {check['id']:<14} {check['found']}")
             if check["state"] == "fail":
-                rows = ", ".join(([check["rule"]] if check["rule"] else []) + check["parity"])
+                rows = ", ".join([*([check["rule"]] if check["rule"] else []), *check["parity"]])
                 suffix = f"  (rule {rows})" if rows else ""
                 lines.append(f"      {'means':<14} {check['means']}{suffix}")
                 lines.append(f"      {'do':<14} {check['do']}")

@@ -43,6 +43,8 @@ _TOOL_LIBRARIES: Final = ("libbcc.so", "libLLVM", "libclang")
 class CompilerMissing(KernelError):
     """BCC cannot be imported."""
 
+    exit_code = 3
+
 
 class CompileError(KernelError):
     """clang or BCC refused the source; ``output`` is all they said."""
