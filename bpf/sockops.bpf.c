@@ -47,7 +47,8 @@ static __always_inline int nn_admit(struct bpf_sock_ops *s, struct nn_conn *c, s
 		struct nn_cfg *config = cfg.lookup(&zero);
 		u64 *n = live.lookup(&zero);
 
-		if (!n || !config || *n >= config->max_live) {
+		/* signed: a count that was set too low must not wrap into "full" */
+		if (!n || !config || (s64)*n >= (s64)config->max_live) {
 			nn_count(NN_STAT_OVER_LIMIT);
 			return 0;
 		}
