@@ -113,13 +113,17 @@ class Btf:
         info, size = struct.unpack_from("<II", self._raw, position + 4)
         return _Type(position, info >> 24 & 31, info & 0xFFFF, bool(info >> 31), size)
 
+    def ids(self, name: str) -> tuple[int, ...]:
+        """The ids of all types of that name."""
+        return tuple(self._named.get(name, ()))
+
     def function(self, name: str) -> int | None:
         """The id of a FUNC, as attach_btf_id wants it; None when there is none."""
-        return next((i for i in self._named.get(name, ()) if self._type(i).kind == _FUNC), None)
+        return next((i for i in self.ids(name) if self._type(i).kind == _FUNC), None)
 
     def offset(self, struct_name: str, path: str) -> int | None:
         """Bytes from the struct's start to the member; None when either is not there."""
-        for ident in self._named.get(struct_name, ()):
+        for ident in self.ids(struct_name):
             found = self._type(ident)
             if found.kind == _STRUCT and found.members:
                 return self._find(found, path.split("."), 0)

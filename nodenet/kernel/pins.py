@@ -35,19 +35,19 @@ class PinFailed(KernelError):
         self.errno = number
 
 
-def missing_capabilities() -> tuple[str, ...]:
-    """Capabilities that loading programs takes and this process lacks; empty with CAP_SYS_ADMIN."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-        effective = next((int(line[8:], 16) for line in status if line.startswith("CapEff:")), 0)
+def missing_capabilities(status: Path = Path("/proc/self/status")) -> tuple[str, ...]:
+    """Capabilities that loading programs takes and this process lacks; none with CAP_SYS_ADMIN."""
+    with open(status, encoding="ascii", errors="replace") as lines:
+        effective = next((int(line[8:], 16) for line in lines if line.startswith("CapEff:")), 0)
     if effective >> _CAP_SYS_ADMIN & 1:
         return ()
     return tuple(name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1)
 
 
-def _in_user_namespace() -> bool:
+def in_user_namespace(mapping: Path = Path("/proc/self/uid_map")) -> bool:
+    """Whether capabilities of this process count only inside a user namespace of its own."""
     try:
-        with open("/proc/self/uid_map", encoding="ascii") as mapping:
-            return mapping.read().split() != ["0", "0", "4294967295"]
+        return mapping.read_text("ascii").split() != ["0", "0", "4294967295"]
     except OSError:
         return False
 
@@ -62,7 +62,7 @@ def refused(what: str, feature: str) -> NodenetError:
     if missing:
         names = ", ".join(missing)
         return NotPermitted(f"{what}: not permitted, this process lacks {names}; run it as root")
-    if _in_user_namespace():
+    if in_user_namespace():
         return NotPermitted(
             f"{what}: not permitted inside a user namespace, where CAP_BPF does not count; "
             "run it as root of the host"
