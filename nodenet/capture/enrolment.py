@@ -19,7 +19,7 @@ from nodenet import abi
 from nodenet.abi import PodFlag
 from nodenet.capture import iptables, pod_maps, pod_routes, programs, reaping
 from nodenet.capture.errors import AlreadyEnrolled, NoAddress
-from nodenet.capture.listeners import adopt_listeners
+from nodenet.capture.listeners import OWN_PORTS, register_listeners
 from nodenet.capture.options import EnrolOptions
 from nodenet.capture.records import (
     Backend,
@@ -188,9 +188,7 @@ class Enroller:
     def _listening(self, cookie: int) -> tuple[int, ...]:
         if self.maps is None:
             return ()
-        return pod_maps.listening(
-            self.maps, cookie, (abi.OUTBOUND_PORT, abi.INBOUND_PORT, abi.DNS_PORT, abi.HBONE_PORT)
-        )
+        return pod_maps.listening(self.maps, cookie, OWN_PORTS)
 
     def _put_in(
         self,
@@ -225,7 +223,9 @@ class Enroller:
                 # also without inbound capture: the proxy's own ports are closed to the outside
                 undo.append(lambda: programs.detach_pod(self.instance, cookie))
                 programs.attach_pod(self.instance, cookie, ns.fd)
-            self._adopt_listeners(ns, record)
+            if self.maps is not None and not live:
+                agent = programs.agent_cgroup(self.maps)
+                register_listeners(self.maps, ns, cookie, agent)
             listeners = self._await_listeners(record, wait_seconds)
             if self.maps is not None:
                 self._write_pod(addresses, cookie, pod_maps.flags_of(record))
@@ -260,15 +260,6 @@ class Enroller:
             pod_maps.netns_key(cookie),
             pod_maps.pod_value(addresses, cookie, flags, pod_maps.boot_ns()),
         )
-
-    def _adopt_listeners(self, ns: NetNs, record: PodRecord) -> None:
-        if self.maps is None:
-            return
-        ports = (abi.OUTBOUND_PORT, abi.INBOUND_PORT, abi.DNS_PORT, abi.HBONE_PORT)
-        missing = set(ports) - set(self._listening(record.netns_cookie))
-        agent = programs.agent_cgroup(self.maps)
-        if missing and agent is not None:
-            adopt_listeners(self.maps, ns, record.netns_cookie, agent, missing)
 
     def _await_listeners(self, record: PodRecord, wait_seconds: float) -> tuple[int, ...]:
         wanted = set()

@@ -133,25 +133,22 @@ def install_text(saved: Saved, rules: Sequence[Rule], chains: Chains) -> str:
                 lines[-1] += f" -j {chain}"
             lines += wanted
         unwanted = {c: b for c, b in chains.items() if f":{c} - [0:0]" not in lines}
-        lines += _removal(table, unwanted)
+        if unwanted == dict(chains):
+            lines = _emptying(table, chains)
+        else:
+            lines += _removal(table, unwanted)
         if lines:
             parts += [f"*{name}", *lines, "COMMIT"]
     return _joined(parts)
 
 
 def removal_text(saved: Saved, chains: Chains) -> str:
-    """Input of ``iptables-restore --noflush`` that removes all of ours; empty: nothing is there.
-
-    A table that held nothing else also loses its built-in chains: in the nft variant they are
-    hooks, and the nat ones keep connection tracking switched on.
-    """
+    """Input of ``iptables-restore --noflush`` that removes all of ours; empty: nothing is there."""
     parts: list[str] = []
     for name in reversed(TABLES):
-        table = saved.get(name, SavedTable())
-        lines = _removal(table, chains)
+        lines = _emptying(saved.get(name, SavedTable()), chains)
         if lines:
-            empties = ["-X"] if table.holds_only(chains) else []
-            parts += [f"*{name}", *lines, *empties, "COMMIT"]
+            parts += [f"*{name}", *lines, "COMMIT"]
     return _joined(parts)
 
 
@@ -168,6 +165,16 @@ def counters(saved: Saved) -> dict[str, tuple[int, int]]:
 
 def _is_touched(table: SavedTable, chains: Chains) -> bool:
     return any(c in table.policies or table.jumps(base, c) for c, base in chains.items())
+
+
+def _emptying(table: SavedTable, chains: Chains) -> list[str]:
+    """Removes our chains from a table, and what else of it then serves nobody.
+
+    A table that held nothing else also loses its built-in chains: in the nft variant they are
+    hooks, and those of nat keep connection tracking switched on.
+    """
+    lines = _removal(table, chains)
+    return [*lines, "-X"] if lines and table.holds_only(chains) else lines
 
 
 def _removal(table: SavedTable, chains: Chains) -> list[str]:

@@ -1,8 +1,12 @@
-"""Taking over proxy listeners that are older than the pod's entry in the maps.
+"""Listeners that are older than their pod's entry in the maps: the proxy's and the app's.
 
-The kernel registers a listener in ``lsn`` at listen(). One that is older than its pod's enrolment,
-or before the pins were rebuilt, is not there; it is found by sock_diag and put in by its
-descriptor, fetched from the proxy with pidfd_getfd. Only sockets of the agent's cgroup count.
+The kernel registers a listener at listen(): the proxy's in ``lsn``, and who listens in a template
+on the socket, which each accepted connection inherits. Sockets that listened before the pod was
+enrolled, or before the pins were rebuilt, have neither. They are found by sock_diag, which names
+their cgroup; the cgroup names its processes, and the descriptor comes by pidfd_getfd.
+
+What is not found costs only a name: connections of that listener show no process. The proxy's
+listeners are looked for in the agent's cgroup alone.
 """
 
 from __future__ import annotations
@@ -10,61 +14,106 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from nodenet import abi
-from nodenet.kernel.cgroups import Cgroup
+from nodenet.abi import ConnFlag, Direction
+from nodenet.kernel.cgroups import Cgroup, CgroupPaths
 from nodenet.kernel.maps import Map
 from nodenet.kernel.netns import NetNs
-from nodenet.kernel.sock_diag import SockDiag
+from nodenet.kernel.sock_diag import SockDiag, TcpSocket
 
 _LISTEN: Final = 10
 #: pidfd_getfd(2), the same number on every architecture. Linux 5.6.
 _PIDFD_GETFD: Final = 438
+#: A cgroup with more processes (a host without cgroups per service) is not searched: enrolling
+#: must stay a matter of milliseconds.
+MAX_PROCESSES: Final = 64
+
+OWN_PORTS: Final = (abi.OUTBOUND_PORT, abi.INBOUND_PORT, abi.DNS_PORT, abi.HBONE_PORT)
 
 
-def adopt_listeners(
-    maps: Mapping[str, Map], ns: NetNs, cookie: int, agent: Cgroup, ports: Collection[int]
+def register_listeners(
+    maps: Mapping[str, Map], ns: NetNs, cookie: int, agent: Cgroup | None
 ) -> tuple[int, ...]:
-    """Registers the agent's listeners on those ports of the namespace; the ports it found."""
+    """Registers what listens in the namespace already; the proxy's ports it found."""
     with SockDiag(ns) as diag:
-        wanted = {s.inode: s.local_port for s in diag.dump_tcp((_LISTEN,)) if s.local_port in ports}
-    if not wanted:
-        return ()
-    adopted = []
-    for pid in agent.pids(below=True):
-        for fd, inode in _sockets_of(pid):
-            port = wanted.get(inode)
-            if port is None:
-                continue
-            copy = _fetch(pid, fd)
-            if copy is None:
+        listeners = diag.dump_tcp((_LISTEN,))
+    by_cgroup: dict[int, dict[int, TcpSocket]] = {}
+    for listener in listeners:
+        if listener.cgroup_id is not None:
+            by_cgroup.setdefault(listener.cgroup_id, {})[listener.inode] = listener
+    adopted: list[int] = []
+    paths = CgroupPaths()
+    for cgroup_id, wanted in by_cgroup.items():
+        name = paths.name(cgroup_id)
+        if name is None:
+            continue
+        cgroup = Cgroup.open(paths.mount / name.lstrip("/"))
+        of_agent = agent is not None and cgroup.path.is_relative_to(agent.path)
+        for pid, fd, inode in _sockets_of(cgroup, unbounded=of_agent):
+            listener = wanted.get(inode)
+            copy = _fetch(pid, fd) if listener is not None else None
+            if listener is None or copy is None:
                 continue
             try:
-                key = abi.LSN_KEY.pack(netns=cookie, port=port)
-                maps["lsn"].update(key, struct.pack("<Q", copy))
-                adopted.append(port)
+                _describe(maps, copy, pid, cgroup_id, cookie, listener, of_agent)
+                if of_agent and listener.local_port in OWN_PORTS:
+                    key = abi.LSN_KEY.pack(netns=cookie, port=listener.local_port)
+                    maps["lsn"].update(key, struct.pack("<Q", copy))
+                    adopted.append(listener.local_port)
             finally:
                 os.close(copy)
     return tuple(adopted)
 
 
-def _sockets_of(pid: int) -> list[tuple[int, int]]:
-    """(descriptor, inode) of each socket of a process; empty when it ended meanwhile."""
-    found = []
+def _describe(
+    maps: Mapping[str, Map],
+    fd: int,
+    pid: int,
+    cgroup_id: int,
+    cookie: int,
+    listener: TcpSocket,
+    of_agent: bool,
+) -> None:
+    """Puts the template on the socket that sock_ops would have made at listen()."""
+    flags = ConnFlag.LISTENER | (ConnFlag.PROXY if of_agent else ConnFlag(0))
     try:
-        names = os.listdir(f"/proc/{pid}/fd")
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            comm = file.read().rstrip(b"\n")[:15]
     except OSError:
-        return []
-    for name in names:
+        return
+    template = abi.CONN.pack(
+        netns=cookie,
+        cgroup=cgroup_id,
+        pid=pid,
+        comm=comm,
+        local_port=listener.local_port,
+        dir=Direction.IN,
+        state=_LISTEN,
+        flags=flags,
+    )
+    maps["conns"].update(struct.pack("<i", fd), template)
+
+
+def _sockets_of(cgroup: Cgroup, *, unbounded: bool) -> Iterator[tuple[int, int, int]]:
+    """(pid, descriptor, inode) of each socket of the cgroup's processes that can be seen."""
+    pids = cgroup.pids()
+    if len(pids) > MAX_PROCESSES and not unbounded:
+        return
+    for pid in pids:
         try:
-            target = os.readlink(f"/proc/{pid}/fd/{name}")
+            names = os.listdir(f"/proc/{pid}/fd")
         except OSError:
-            continue
-        if target.startswith("socket:["):
-            found.append((int(name), int(target[8:-1])))
-    return found
+            continue  # it ended meanwhile
+        for name in names:
+            try:
+                target = os.readlink(f"/proc/{pid}/fd/{name}")
+            except OSError:
+                continue
+            if target.startswith("socket:["):
+                yield pid, int(name), int(target[8:-1])
 
 
 def _fetch(pid: int, fd: int) -> int | None:

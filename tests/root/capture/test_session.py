@@ -24,6 +24,7 @@ from nodenet.capture.records import ExcludedPort, read_records
 from nodenet.capture.session import Capture, agent_cgroup_path, remove_instance
 from nodenet.capture.upgrade import open_upgraded
 from nodenet.errors import NodenetError, NotFound, UsageError
+from nodenet.kernel.cgroups import Cgroup, cgroup2_mount
 from nodenet.kernel.links import open_link
 from nodenet.kernel.loader import SchemaMismatch
 from nodenet.kernel.maps import Map, MapFull
@@ -102,6 +103,41 @@ def test_listeners_older_than_the_enrolment_are_taken_over(
     result = capture.enroll(pod.path, name="t/pod")
     assert result.listeners == (15001, 15006, 15053, 15008)
     assert connect_from(pod, "10.99.0.2", 80) == 0
+    # what the proxy accepts knows where it was going
+    handed = [
+        event
+        for _, raw in capture.maps["closed"].items()
+        if (event := abi.EVENT.unpack(raw))["local_port"] == 15001
+    ]
+    assert [e["flags"] for e in handed] == [abi.ConnFlag.PROXY | abi.ConnFlag.HANDED]
+    assert handed[0]["orig_port"] == 80
+    assert capture.maps["flows"].count() == 0
+
+
+def test_a_server_older_than_the_enrolment_is_known_by_name(
+    capture: Capture, topology: Topology
+) -> None:
+    inside, outside = topology.pair()
+    group = Cgroup.create(cgroup2_mount() / capture.instance.name / "server")
+    code = (
+        "import os, socket, sys\n"
+        "open(sys.argv[1], 'w').write(str(os.getpid()))\n"
+        "s = socket.create_server(('', 80))\n"
+        "print(1, flush=True)\n"
+        "while 1: s.accept()\n"
+    )
+    argv = [sys.executable, "-c", code, str(group.path / "cgroup.procs")]
+    with inside.popen(argv, stdout=subprocess.PIPE) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == b"1\n"
+            capture.enroll(inside.path, name="t/pod", options=EnrolOptions(direction="out"))
+            assert connect_from(outside, "10.99.0.1", 80) == 0
+            wait_until(lambda: capture.maps["closed"].count() == 1)
+            ((_, raw),) = capture.maps["closed"].items()
+            assert abi.EVENT.unpack(raw)["pid"] == server.pid
+        finally:
+            server.kill()
 
 
 def test_a_listener_outside_the_agents_cgroup_is_nobody(capture: Capture, pod: Namespace) -> None:
