@@ -16,7 +16,7 @@ from nodenet.paths import Instance
 class SchemaMismatch(KernelError):
     """A pinned map is of another version; ``found`` and ``wanted`` describe both."""
 
-    def __init__(self, name: str, path: Path, found: Shape, wanted: Shape) -> None:
+    def __init__(self, name: str, path: Path, found: Shape | str, wanted: Shape | str) -> None:
         super().__init__(
             f"pinned map {name} is of another version ({found}; wanted {wanted}): {path}",
             hint="run: nodenet node run --upgrade-pins, or nodenet capture unenroll --all",
