@@ -97,7 +97,10 @@ def remove(instance: Instance) -> None:
 
 
 def connections(instance: Instance) -> list[Connection]:
-    """The kernel's record of every open connection of the instance, the proxies' included."""
-    from nodenet.conns.reader import read_live
+    """The kernel's record of every open connection of enrolled pods, the proxies' own included.
 
-    return list(read_live(instance, proxy=True))
+    NotFound when the instance keeps no statistics.
+    """
+    from nodenet.conns.reader import ConnReader
+
+    return ConnReader(instance).live(proxy=True)

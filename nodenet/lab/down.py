@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from nodenet.errors import NodenetError
 from nodenet.kernel import netns
 from nodenet.lab import capture_glue, cgroups, processes
 from nodenet.lab.plan import owns_namespace
 from nodenet.lab.state import LabDir, LabState, StateBroken
 from nodenet.lab.topology import remove_namespace
 from nodenet.paths import LAB_ID, Instance
+
+logger = logging.getLogger(__name__)
 
 
 def leftovers(lab: str) -> list[str]:
@@ -29,17 +31,21 @@ def down(directory: LabDir, on_wait: Callable[[], None] | None = None) -> bool:
     the state stays, so that it can be tried again. Processes go first (the recorded ones are asked
     politely, whatever was started by hand inside is killed), then the capture, then namespaces.
     """
-    if not directory.path.exists() and not leftovers(directory.lab):
+    if not _anything(directory):
         return False
     with directory.locked(on_wait):
         try:
             state = directory.read()
         except StateBroken:
             state = None
-        if state is None and not directory.path.exists() and not leftovers(directory.lab):
-            return False  # somebody else was faster
+        if not directory.path.exists() and not leftovers(directory.lab):
+            return False  # somebody else was faster, or a killed `up` left its lock file alone
         remove_locked(directory, state)
     return True
+
+
+def _anything(directory: LabDir) -> bool:
+    return directory.path.exists() or directory.lock_path.exists() or bool(leftovers(directory.lab))
 
 
 def remove_locked(directory: LabDir, state: LabState | None) -> None:
@@ -61,7 +67,8 @@ def remove_locked(directory: LabDir, state: LabState | None) -> None:
     for step in steps:
         try:
             step()
-        except (NodenetError, OSError) as error:
+        except Exception as error:  # whatever it is, the other things must not stay for it
+            logger.debug("removing lab %s: %s", lab, error, exc_info=True)
             failed.append(error)
     if failed:
         raise failed[0]

@@ -58,4 +58,5 @@ def execute(directory: LabDir, name: str, argv: Sequence[str]) -> NoReturn:
     except FileNotFoundError as error:
         raise CommandNotRun(f"cannot run {argv[0]}: not found", exit_code=127) from error
     except OSError as error:
-        raise CommandNotRun(f"cannot run {argv[0]}: {error.strerror}", exit_code=126) from error
+        reason = str(error.strerror).lower()
+        raise CommandNotRun(f"cannot run {argv[0]}: {reason}", exit_code=126) from error

@@ -56,13 +56,17 @@ def _check(result: int, what: str) -> None:
 
 
 def main() -> None:
-    """The script: ``launch.py '{"netns": …, "cgroup": …, "binds": {…}, "argv": […]}'``."""
+    """The script: ``launch.py '{"netns": …, "cgroup": …, "binds": {…}, "argv": […]}'``.
+
+    With ``"input": true`` standard input stays as it is behind the gate.
+    """
     if not os.read(0, 1):
         raise SystemExit("launch: the lab was killed before this process was on record")
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
     spec = json.loads(sys.argv[1])
+    if not spec.get("input"):
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
     os.setsid()
     os.chdir("/")
     enter(spec["netns"], spec["cgroup"], spec["binds"])

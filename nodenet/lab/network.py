@@ -53,7 +53,6 @@ def _gateway_side(link: Netlink, dev: str, gateway: Host, client: Node | Pod) ->
     """The end of a link that others route through: its own address, a route to the one behind."""
     for address in gateway.addresses:
         link.address(dev, f"{address}/{address.max_prefixlen}")
-    link.up(dev)
     for address in client.addresses:
         link.route(
             f"{address}/{address.max_prefixlen}", dev=dev, source=gateway.address(address.version)
@@ -64,7 +63,6 @@ def _client_side(link: Netlink, client: Node | Pod, gateway: Host) -> None:
     """The other end: its address, the gateway as neighbour, everything through the gateway."""
     for address in client.addresses:
         link.address(UPLINK, f"{address}/{address.max_prefixlen}")
-    link.up(UPLINK)
     for address in gateway.addresses:
         link.route(f"{address}/{address.max_prefixlen}", dev=UPLINK)
         link.route(_DEFAULT_ROUTE[address.version], dev=UPLINK, via=address)

@@ -153,9 +153,7 @@ class LabPlan:
 def lab_name(instance_id: str) -> str:
     """The lab's name by its instance id: ``default`` for the one made without ``--id``."""
     if instance_id == _DEFAULT_LAB:
-        raise UsageError(
-            f"lab id {_DEFAULT_LAB!r}: taken by the lab made without --id; use another"
-        )
+        raise UsageError(f"lab id {instance_id!r}: means the lab without --id", hint="use another")
     return _DEFAULT_LAB if instance_id == LAB_ID else instance_id
 
 

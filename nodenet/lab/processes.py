@@ -48,6 +48,26 @@ def alive(process: ProcessRecord) -> bool:
     return start_ticks(process.pid) == process.start_ticks
 
 
+def launch_argv(
+    argv: Sequence[str],
+    *,
+    netns: Path,
+    cgroup: Path | None,
+    hosts_file: Path,
+    keep_input: bool = False,
+) -> list[str]:
+    """The command that becomes ``argv`` inside a namespace, after one byte on its input."""
+    spec = {
+        "netns": str(netns),
+        "cgroup": None if cgroup is None else str(cgroup),
+        "binds": {"/etc/hosts": str(hosts_file)},
+        "input": keep_input,
+        "argv": list(argv),
+    }
+    # No site packages and no current directory on its path: it starts in half the time.
+    return [sys.executable, "-P", "-S", "-E", str(Path(launch.__file__)), json.dumps(spec)]
+
+
 def start(
     argv: Sequence[str],
     *,
@@ -64,17 +84,10 @@ def start(
     The process waits until ``record`` has returned; if this process dies before that, it ends by
     itself. Output goes to ``log``, input is /dev/null, the process leads a session of its own.
     """
-    spec = {
-        "netns": str(netns),
-        "cgroup": None if cgroup is None else str(cgroup),
-        "binds": {"/etc/hosts": str(hosts_file)},
-        "argv": list(argv),
-    }
+    script = launch_argv(argv, netns=netns, cgroup=cgroup, hosts_file=hosts_file)
     log.parent.mkdir(parents=True, exist_ok=True)
     gate_read, gate_write = os.pipe()
     try:
-        # No site packages and no current directory on its path: it starts in half the time.
-        script = [sys.executable, "-P", "-S", "-E", str(Path(launch.__file__)), json.dumps(spec)]
         pid = os.posix_spawn(
             script[0],
             script,

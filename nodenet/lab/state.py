@@ -128,6 +128,11 @@ class LabDir:
         return self.path / "hosts"
 
     @property
+    def lock_path(self) -> Path:
+        """The lock file, beside the directory so that the directory can go while it is held."""
+        return self.root / f".{self.lab}.lock"
+
+    @property
     def logs(self) -> Path:
         """Directory of the processes' output, one file a process."""
         return self.path / "log"
@@ -185,7 +190,7 @@ class LabDir:
         The lock file is removed at the end when the lab is gone, so that `lab down` leaves
         nothing; whoever got a lock on the removed file notices and takes the new one.
         """
-        lock = self.root / f".{self.lab}.lock"
+        lock = self.lock_path
         while True:
             self.root.mkdir(parents=True, exist_ok=True)
             try:

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from nodenet.errors import NotFound
-from nodenet.kernel.netns import NetNs
+from nodenet.kernel.netns import NetNs, NotANetNs
 from nodenet.lab import capture_glue, processes
 from nodenet.lab.plan import WORKLOAD_PORT, Host
 from nodenet.lab.state import LabDir, LabState, Phase, ProcessRecord
@@ -102,7 +102,7 @@ def _cookie_of(name: str) -> int | None:
     try:
         with NetNs.named(name) as ns:
             return ns.cookie()
-    except NotFound:
+    except (NotFound, NotANetNs):
         return None
 
 

@@ -18,7 +18,9 @@ import ipaddress
 import os
 import secrets
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -32,6 +34,10 @@ IPInterface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
 _IFA_F_NODAD: Final = 0x02
 _SCOPE_LINK: Final = 253
+#: RFC 4291 section 2.7.1: followed by the last three bytes of the address.
+_SOLICITED_NODE: Final = bytes.fromhex("ff0200000000000000000001ff")
+_JOIN_SECONDS: Final = 1.0
+_POLL_SECONDS: Final = 0.0005
 #: Written as soon as a namespace exists, before it has a link: host settings are partly inherited
 #: (net.core.devconf_inherit_init_net), and a lab must behave the same on every host.
 _FRESH_SYSCTLS: Final = {
@@ -111,11 +117,14 @@ class Netlink:
         self._index: dict[str, int] = {}
 
     def veth(self, name: str, peer: Namespace, peer_name: str) -> None:
-        """Makes a veth pair from here into ``peer``; both ends stay down."""
+        """Makes a veth pair from here into ``peer`` and sets both ends up."""
         with self._naming(f"veth {name}"), peer_fd(peer) as fd:
             self._ip.link(
                 "add", ifname=name, kind="veth", peer={"ifname": peer_name, "net_ns_fd": fd}
             )
+        self.up(name)
+        with peer.netlink() as other:
+            other.up(peer_name)
 
     def up(self, *names: str) -> None:
         """Sets links up."""
@@ -138,6 +147,8 @@ class Netlink:
             self.namespace.ip4 = self.namespace.ip4 or value.ip
         else:
             self.namespace.ip6 = self.namespace.ip6 or value.ip
+            if name != "lo":
+                self._await_neighbours(value.ip)
 
     def route(
         self,
@@ -187,6 +198,20 @@ class Netlink:
                 raise TopologyError(f"no link {name}: namespace {self.namespace.name}")
             self._index[name] = int(found[0])
         return self._index[name]
+
+    def _await_neighbours(self, address: ipaddress.IPv6Address) -> None:
+        """Returns when the kernel listens for neighbour solicitations of the address.
+
+        It joins the group a moment after the address is there, in a worker (addrconf_dad_begin).
+        A solicitation that comes earlier is lost, and the first connection takes a second longer.
+        """
+        group = (_SOLICITED_NODE + address.packed[-3:]).hex()
+        end = time.monotonic() + _JOIN_SECONDS
+        with self.namespace.entered():
+            while group not in Path("/proc/thread-self/net/igmp6").read_text():
+                if time.monotonic() >= end:
+                    return  # a link that is down; then nobody solicits either
+                time.sleep(_POLL_SECONDS)
 
     @contextlib.contextmanager
     def _naming(self, what: str) -> Iterator[None]:
@@ -246,7 +271,6 @@ class Topology:
             with side.netlink() as link:
                 link.address("eth0", f"10.99.0.{number}/24")
                 link.address("eth0", f"fd99::{number}/64")
-                link.up("eth0")
         return sides
 
     def close(self) -> None:
@@ -261,7 +285,7 @@ def remove_namespace(name: str) -> None:
     if not os.path.lexists(namespace.path):
         return
     # A name without a namespace behind it (its maker was killed in between) has no links.
-    with contextlib.suppress(OSError), namespace.netlink() as link:
+    with contextlib.suppress(netns.NotANetNs), namespace.netlink() as link:
         link.delete_links()
     with contextlib.suppress(netns.NetNsGone):
         netns.delete(name)

@@ -169,14 +169,20 @@ def _header(answer: bytes) -> object:
 
 
 def call(timeout: float) -> None:
-    """One connection a target, in order; results as one JSON line; open until input ends."""
+    """``count`` connections a target, in order; results as one JSON line; open until input ends.
+
+    A target that fails is not tried again: a list of results is shorter then.
+    """
     targets = json.loads(sys.stdin.readline())
     held = []
     results = []
     for target in targets:
-        facts, sock = call_one(target, timeout)
-        results.append(facts)
-        held.append(sock)
+        calls: list[dict[str, object]] = []
+        while len(calls) < target["count"] and not (calls and calls[-1]["error"]):
+            facts, sock = call_one(target, timeout)
+            calls.append(facts)
+            held.append(sock)
+        results.append(calls)
     print(json.dumps(results), flush=True)
     sys.stdin.read()
 

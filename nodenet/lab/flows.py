@@ -1,0 +1,341 @@
+"""The rows of `lab demo`: what must be true of each connection, checked against what was seen.
+
+Pure: the facts come as arguments. Three parties testify. The application (`Call`): what its socket
+says of itself and what it counted. The kernel (`Connection` rows): how the application's socket
+and the proxy's were treated. The server's application, in its answer: who it was talking to.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from nodenet import abi
+from nodenet.capture.records import PodRecord
+from nodenet.conns.connection import Connection
+from nodenet.endpoint import format_endpoint
+from nodenet.lab.plan import WORKLOAD_PORT, LabPlan, Pod
+from nodenet.lab.workload import REQUEST_BYTES, RESPONSE_BYTES
+
+Side = Literal["out", "in"]
+Expected = Literal["captured-out", "captured-in", "untouched"]
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server's application says of the connection."""
+
+    pod: str
+    peer: str
+    local: str
+    cookie: str
+    received: int
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One connection with one request, as the calling application saw it."""
+
+    cookie: str
+    local: str | None
+    peer: str | None
+    """What getpeername said."""
+    bytes_sent: int
+    bytes_received: int
+    seen: Seen | None
+    error: str | None
+
+
+class Flow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the demo; the JSON item of ``flows``."""
+
+    from_: str = msgspec.field(name="from")
+    to: str
+    family: Literal[4, 6]
+    side: Side | None
+    captured_by: Literal["ebpf", "iptables", "none"]
+    listener: str | None
+    orig_dst: str | None
+    bytes_sent: int
+    bytes_received: int
+    peer_seen: str | None
+    """ENDPOINT that the application on this side believes it talks to."""
+    conn_id: str | None
+    expected: Expected
+    ok: bool
+    why: str | None
+    """What is not as expected; None when all is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Who calls whom over which family, and what that means for both."""
+
+    source: Pod
+    target: Pod
+    family: Literal[4, 6]
+
+    @property
+    def destination(self) -> str:
+        """ENDPOINT of the target's workload."""
+        return format_endpoint(self.target.address(self.family), WORKLOAD_PORT)
+
+
+class Row(NamedTuple):
+    """One thing to prove: a pair, seen from one side."""
+
+    pair: Pair
+    side: Side | None
+
+
+def pairs(plan: LabPlan, chosen: Sequence[tuple[Pod, Pod]] | None = None) -> list[Pair]:
+    """Every ordered pair of different pods in every family, or those of the chosen ones."""
+    wanted = chosen or [(a, b) for a in plan.pods for b in plan.pods if a is not b]
+    return [Pair(source=a, target=b, family=f) for a, b in wanted for f in plan.family.numbers]
+
+
+def rows(pair: Pair, enrolled: Mapping[str, PodRecord]) -> list[Row]:
+    """What to prove of a pair: the captured sides, or that neither end was touched."""
+    captured: list[Row] = []
+    source, target = (enrolled.get(p.full_name) for p in (pair.source, pair.target))
+    if source is not None and source.direction != "in":
+        captured.append(Row(pair, "out"))
+    if target is not None and target.direction != "out":
+        captured.append(Row(pair, "in"))
+    return captured or [Row(pair, None)]
+
+
+class Evidence:
+    """The kernel's records, indexed by what the checks ask for."""
+
+    def __init__(self, connections: Sequence[Connection]) -> None:
+        self.by_id = {c.id: c for c in connections}
+        self._accepted: dict[tuple[str | None, str], Connection] = {}
+        self._inbound: dict[tuple[str | None, str], list[Connection]] = {}
+        for c in connections:
+            if c.proxy and c.dir == "in":
+                self._accepted[c.netns_cookie, c.remote] = c
+                self._inbound.setdefault((c.netns_cookie, c.local), []).append(c)
+
+    def accepted(self, netns_cookie: str | None, client: str) -> Connection | None:
+        """The proxy's end of a connection that was opened by ``client`` in its own namespace."""
+        return self._accepted.get((netns_cookie, client))
+
+    def inbound(self, netns_cookie: str, local: str, peer_ip: str) -> list[Connection]:
+        """The proxy's sockets for connections from that address to ``local``."""
+        return [c for c in self._inbound.get((netns_cookie, local), ()) if _ip(c.remote) == peer_ip]
+
+
+class _Facts(NamedTuple):
+    """What is shown of a row, before anybody judges it."""
+
+    captured_by: Literal["ebpf", "iptables", "none"] = "none"
+    listener: str | None = None
+    orig_dst: str | None = None
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    peer_seen: str | None = None
+    conn_id: str | None = None
+
+
+def judge(
+    row: Row,
+    calls: Sequence[Call],
+    evidence: Evidence,
+    enrolled: Mapping[str, PodRecord],
+) -> Flow:
+    """The row with its verdict; facts shown are those of the first call that is wrong, or the last.
+
+    ``calls`` are all requests of the pair; every one must be as expected.
+    """
+    pair, side = row
+    look = {"out": _look_out, "in": _look_in, None: _look_untouched}[side]
+    facts, why = _Facts(), "no request was made"
+    for number, call in enumerate(calls, start=1):
+        facts, wrong = look(pair, call, calls, evidence, enrolled)
+        why = next(wrong, "")
+        if why:
+            why = why if len(calls) == 1 else f"{why} (request {number} of {len(calls)})"
+            break
+    expected: Expected = (
+        "untouched" if side is None else "captured-out" if side == "out" else "captured-in"
+    )
+    return Flow(
+        from_=pair.source.full_name,
+        to=pair.target.full_name,
+        family=pair.family,
+        side=side,
+        expected=expected,
+        ok=not why,
+        why=why or None,
+        **facts._asdict(),
+    )
+
+
+_Look = tuple[_Facts, Iterator[str]]
+
+
+def _look_out(
+    pair: Pair,
+    call: Call,
+    calls: Sequence[Call],
+    evidence: Evidence,
+    enrolled: Mapping[str, PodRecord],
+) -> _Look:
+    own = evidence.by_id.get(call.cookie)
+    accepted = None
+    if own is not None and call.local is not None:
+        accepted = evidence.accepted(own.netns_cookie, call.local)
+    listener = f"{pair.source.name}:{abi.OUTBOUND_PORT}"
+
+    def wrong() -> Iterator[str]:
+        yield from _call_failed(call)
+        backend = enrolled[pair.source.full_name].backend
+        if own is None:
+            yield f"no kernel record of the app's socket {call.cookie}"
+            return
+        if own.captured_by != backend:
+            yield f"captured by {own.captured_by} ({own.reason}), expected {backend}"
+        if accepted is None or _port(accepted.local) != abi.OUTBOUND_PORT:
+            yield f"listener {listener} not reached"
+            return
+        if accepted.orig_dst != pair.destination:
+            yield f"the proxy was told {accepted.orig_dst} as original destination"
+        if backend == "ebpf" and own.orig_dst != pair.destination:
+            yield f"the kernel recorded {own.orig_dst} as original destination"
+        yield from _app_fooled(pair, call)
+        yield from _miscounted(own, call.bytes_sent, call.bytes_received)
+
+    return (
+        _Facts(
+            captured_by=own.captured_by if own else "none",
+            listener=accepted.local if accepted else None,
+            orig_dst=accepted.orig_dst if accepted else None,
+            bytes_sent=call.bytes_sent,
+            bytes_received=call.bytes_received,
+            peer_seen=call.peer,
+            conn_id=call.cookie,
+        ),
+        wrong(),
+    )
+
+
+def _look_in(
+    pair: Pair,
+    call: Call,
+    calls: Sequence[Call],
+    evidence: Evidence,
+    enrolled: Mapping[str, PodRecord],
+) -> _Look:
+    record = enrolled[pair.target.full_name]
+    source = str(pair.source.address(pair.family))
+    handed = evidence.inbound(str(record.netns_cookie), pair.destination, source)
+    inbound = next((c for c in handed if c.captured_by != "none"), None)
+    own = evidence.by_id.get(call.seen.cookie) if call.seen else None
+    listener = f"{pair.target.name}:{abi.INBOUND_PORT}"
+
+    def wrong() -> Iterator[str]:
+        yield from _call_failed(call)
+        if inbound is None:
+            straight = call.seen is not None and (own is None or own.reason != "from-proxy")
+            yield f"listener {listener} not reached" + (", app got it directly" if straight else "")
+            return
+        if inbound.captured_by != record.backend:
+            yield f"captured by {inbound.captured_by}, expected {record.backend}"
+        if len(handed) < len(calls):
+            yield f"only {len(handed)} of {len(calls)} connections reached {listener}"
+        if own is None:
+            yield "no kernel record of the serving app's socket"
+            return
+        yield from _app_fooled(pair, call)
+        yield from _miscounted(own, RESPONSE_BYTES, call.seen.received if call.seen else 0)
+
+    return (
+        _Facts(
+            captured_by=inbound.captured_by if inbound else "none",
+            listener=f"{_host(pair.destination)}:{abi.INBOUND_PORT}" if inbound else None,
+            orig_dst=inbound.local if inbound else None,
+            bytes_sent=call.bytes_received,
+            bytes_received=call.seen.received if call.seen else 0,
+            peer_seen=call.seen.peer if call.seen else None,
+            conn_id=call.seen.cookie if call.seen else None,
+        ),
+        wrong(),
+    )
+
+
+def _look_untouched(
+    pair: Pair,
+    call: Call,
+    calls: Sequence[Call],
+    evidence: Evidence,
+    enrolled: Mapping[str, PodRecord],
+) -> _Look:
+    own = evidence.by_id.get(call.cookie)
+
+    def wrong() -> Iterator[str]:
+        yield from _call_failed(call)
+        if own is not None and own.captured_by != "none":
+            yield f"captured by {own.captured_by}, although not enrolled"
+        if call.seen is not None and call.seen.peer != call.local:
+            yield f"somebody is in between: the server saw {call.seen.peer}, not {call.local}"
+        yield from _app_fooled(pair, call)
+
+    return (
+        _Facts(
+            captured_by=own.captured_by if own else "none",
+            bytes_sent=call.bytes_sent,
+            bytes_received=call.bytes_received,
+            peer_seen=call.peer,
+            conn_id=call.cookie,
+        ),
+        wrong(),
+    )
+
+
+def _call_failed(call: Call) -> Iterator[str]:
+    """The request itself: answered in full, and the right number of bytes both ways."""
+    if call.error is not None:
+        yield call.error.lower()
+    elif call.seen is None:
+        yield "the answer does not come from the lab's workload"
+    elif (call.bytes_sent, call.bytes_received) != (REQUEST_BYTES, RESPONSE_BYTES):
+        yield f"{call.bytes_sent} bytes sent and {call.bytes_received} received"
+    elif call.seen.received != REQUEST_BYTES:
+        yield f"the server received {call.seen.received} of {REQUEST_BYTES} bytes"
+
+
+def _app_fooled(pair: Pair, call: Call) -> Iterator[str]:
+    """Both applications must see each other, and nobody else."""
+    if call.peer != pair.destination:
+        yield f"getpeername said {call.peer}, not {pair.destination}"
+    source = str(pair.source.address(pair.family))
+    if call.seen is not None:
+        if call.seen.pod != pair.target.full_name:
+            yield f"{call.seen.pod} answered"
+        if _ip(call.seen.peer) != source:
+            yield f"the server saw {call.seen.peer}, not {source}"
+
+
+def _miscounted(record: Connection, sent: int, received: int) -> Iterator[str]:
+    """The kernel's statistics against the application's own count."""
+    if (record.bytes_sent, record.bytes_received) != (sent, received):
+        yield (
+            f"the kernel counted {record.bytes_sent} sent and {record.bytes_received} received, "
+            f"the app {sent} and {received}"
+        )
+
+
+def _ip(endpoint: str) -> str:
+    """The address of an ENDPOINT, as `ipaddress` writes it."""
+    return str(ipaddress.ip_address(_host(endpoint).strip("[]")))
+
+
+def _host(endpoint: str) -> str:
+    return endpoint.rpartition(":")[0]
+
+
+def _port(endpoint: str) -> int:
+    return int(endpoint.rpartition(":")[2])
