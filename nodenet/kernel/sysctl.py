@@ -32,14 +32,14 @@ def read_int(name: str) -> int | None:
     path = path_of(name)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return int(os.read(fd, 64))
+        finally:
+            os.close(fd)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise SysctlFailed(f"cannot read sysctl {name}: {path}: {error.strerror}") from error
-    try:
-        return int(os.read(fd, 64))
-    finally:
-        os.close(fd)
 
 
 def write_int(name: str, value: int) -> None:
