@@ -53,16 +53,16 @@ def register_listeners(
         cgroup = Cgroup.open(paths.mount / name.lstrip("/"))
         of_agent = agent is not None and cgroup.path.is_relative_to(agent.path)
         for pid, fd, inode in _sockets_of(cgroup, unbounded=of_agent):
-            listener = wanted.get(inode)
-            copy = _fetch(pid, fd) if listener is not None else None
-            if listener is None or copy is None:
+            found = wanted.get(inode)
+            copy = _fetch(pid, fd) if found is not None else None
+            if found is None or copy is None:
                 continue
             try:
-                _describe(maps, copy, pid, cgroup_id, cookie, listener, of_agent)
-                if of_agent and listener.local_port in OWN_PORTS:
-                    key = abi.LSN_KEY.pack(netns=cookie, port=listener.local_port)
+                _describe(maps, copy, pid, cgroup_id, cookie, found, of_agent)
+                if of_agent and found.local_port in OWN_PORTS:
+                    key = abi.LSN_KEY.pack(netns=cookie, port=found.local_port)
                     maps["lsn"].update(key, struct.pack("<Q", copy))
-                    adopted.append(listener.local_port)
+                    adopted.append(found.local_port)
             finally:
                 os.close(copy)
     return tuple(adopted)

@@ -83,9 +83,10 @@ def ensure_attached(
     """
     build = build_id(BpfSpec.read())
     config = read_config(maps)
-    if config["schema"] not in (0, abi.SCHEMA):
+    schema = int(config["schema"])
+    if schema not in (0, abi.SCHEMA):
         raise SchemaMismatch(
-            "cfg", instance.maps / "cfg", f"schema {config['schema']}", f"schema {abi.SCHEMA}"
+            "cfg", instance.maps / "cfg", f"schema {schema}", f"schema {abi.SCHEMA}"
         )
     same_agent = config["agent_cgroup"] == agent.id
     if config["build"] == build and same_agent and _complete(instance):
