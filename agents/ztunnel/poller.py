@@ -1,0 +1,136 @@
+"""Readiness of many sockets, delivered from one edge-triggered epoll inside the event loop.
+
+The loop watches a single descriptor, the epoll's own. A socket is registered once for everything
+and never modified, so a connection costs one epoll_ctl a socket, where the loop's own readers and
+writers cost several calls and handles. Measured on uvloop, CPU of a whole plaintext connection:
+this way 65 µs, `add_reader`/`add_writer` 88 µs, transports and a task 185 µs.
+
+Edge-triggered means: a target hears of readiness once and must read (or write) until the kernel
+has no more, or ask to be called `again`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+from _socket import socket as RawSocket
+from collections.abc import Callable
+from typing import Final, Protocol
+
+#: Everything about a connected socket, told at each change.
+STREAM: Final = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
+#: A listener is told as long as connections wait, so that a batch can be bounded.
+LISTENER: Final = select.EPOLLIN
+#: Events of one turn; what is left comes in the next turn, after the loop's other work.
+MAX_EVENTS: Final = 256
+
+logger = logging.getLogger(__name__)
+
+
+class Target(Protocol):
+    """Who is told about a socket."""
+
+    def event(self, mask: int) -> None:
+        """Something changed; ``mask`` is of EPOLL* bits."""
+
+    def resume(self) -> None:
+        """The turn that was asked for with `Poller.again`."""
+
+    def broken(self) -> None:
+        """One of the above raised; the target ends what it has, raising nothing."""
+
+
+class Poller:
+    """Delivers readiness to targets. Belongs to one loop and its thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._epoll = select.epoll()
+        self._targets: dict[int, Target] = {}
+        self._again: list[Target] = []
+        self._retired: list[RawSocket] = []
+        self._at_end: list[Callable[[], None]] = []
+        self._delivering = False
+        loop.add_reader(self._epoll.fileno(), self._turn)
+
+    def close(self) -> None:
+        """Ends delivery. Sockets stay open, except those that were retired."""
+        self._loop.remove_reader(self._epoll.fileno())
+        self._end_of_turn()
+        self._epoll.close()
+
+    def __len__(self) -> int:
+        """How many sockets are watched."""
+        return len(self._targets)
+
+    def add(self, fd: int, mask: int, target: Target) -> None:
+        """Watches a descriptor; what is ready already is told in the next turn."""
+        self._epoll.register(fd, mask)
+        self._targets[fd] = target
+
+    def hand_over(self, fd: int, target: Target) -> None:
+        """From now on ``target`` is told about a descriptor that is watched already."""
+        self._targets[fd] = target
+
+    def modify(self, fd: int, mask: int) -> None:
+        """Changes what is told about a descriptor; 0 silences it."""
+        self._epoll.modify(fd, mask)
+
+    def again(self, target: Target) -> None:
+        """Has `Target.resume` called in the next turn, after the loop's other work."""
+        if not self._again:
+            self._loop.call_soon(self._resume)
+        self._again.append(target)
+
+    def retire(self, fd: int, sock: RawSocket) -> None:
+        """Forgets a socket and closes it at the end of the turn.
+
+        Not before: an event of this turn for the same number would reach whoever got it next.
+        """
+        self._targets.pop(fd, None)
+        self._retired.append(sock)
+        if not self._delivering:
+            self._end_of_turn()
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Has ``call`` run once, at the end of the turn that is being delivered."""
+        assert self._delivering, "only a target in its turn may ask for that"
+        self._at_end.append(call)
+
+    def _turn(self) -> None:
+        targets = self._targets
+        self._delivering = True
+        for fd, mask in self._epoll.poll(0, MAX_EVENTS):
+            target = targets.get(fd)
+            if target is not None:
+                try:
+                    target.event(mask)
+                except Exception:
+                    self._failed(target)
+        self._end_of_turn()
+
+    def _resume(self) -> None:
+        waiting, self._again = self._again, []
+        self._delivering = True
+        for target in waiting:
+            try:
+                target.resume()
+            except Exception:
+                self._failed(target)
+        self._end_of_turn()
+
+    def _failed(self, target: Target) -> None:
+        logger.exception("bug: %s failed; its connection is cut", type(target).__name__)
+        target.broken()
+
+    def _end_of_turn(self) -> None:
+        self._delivering = False
+        if self._at_end:
+            calls, self._at_end = self._at_end, []
+            for call in calls:
+                call()
+        if self._retired:
+            retired, self._retired = self._retired, []
+            for sock in retired:
+                sock.close()

@@ -1,0 +1,126 @@
+"""The life of a proxy process: start, serve, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Final, TextIO
+
+import uvloop
+
+from nodenet.agents.ztunnel import logs, process
+from nodenet.agents.ztunnel.config import ZtunnelConfig
+from nodenet.agents.ztunnel.pods import PodSource, RecordPodSource
+from nodenet.agents.ztunnel.worker import LocalWorker
+
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+#: Objects made between two collections. Connections free themselves, so there is little to find.
+_GC_THRESHOLD: Final = (50_000, 20, 20)
+
+logger = logging.getLogger(__name__)
+
+
+def run(config: ZtunnelConfig, env: Mapping[str, str] = os.environ) -> None:
+    """Runs the proxy until SIGTERM or SIGINT. NodenetError when it cannot start.
+
+    The order matters: the cgroup before the first socket, the lock before the first listener.
+    """
+    logs.configure(config.log_level, access=config.access_log)
+    cgroup = process.join_cgroup(config)
+    files = process.raise_file_limit()
+    with process.only_one(config.instance, config.node):
+        logger.info(
+            "proxy of %s, node %s: cgroup %s, %d descriptors",
+            config.instance.name,
+            config.node or "-",
+            cgroup,
+            files,
+        )
+        uvloop.run(serve(config, files, env=env, ready=sys.stderr))
+
+
+async def serve(
+    config: ZtunnelConfig, max_files: int, *, env: Mapping[str, str], ready: TextIO
+) -> None:
+    """Serves the pods of the configured instance and node until told to stop, then drains.
+
+    Writes the line ``READY …`` to ``ready`` when the pods of this moment are served.
+    """
+    loop = asyncio.get_running_loop()
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(_StopSignals(loop))
+        worker = stack.enter_context(
+            LocalWorker(
+                loop,
+                connect_seconds=config.connect_seconds,
+                max_connections=config.max_connections,
+                max_files=max_files,
+            )
+        )
+        source: PodSource = RecordPodSource(loop, config.instance, config.node)
+        with contextlib.closing(source):
+            await source.start(worker)
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(*_GC_THRESHOLD)
+            _say_ready(config, worker, env, ready)
+            await stop.first.wait()
+        await _drain(config, worker, stop, env)
+
+
+class _StopSignals:
+    """SIGTERM and SIGINT: the first one asks to drain, the second one to end at once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    def __enter__(self) -> _StopSignals:
+        for number in _STOP_SIGNALS:
+            self._loop.add_signal_handler(number, self._received)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        for number in _STOP_SIGNALS:
+            self._loop.remove_signal_handler(number)
+
+    def _received(self) -> None:
+        if self.first.is_set():
+            self.second.set()
+        self.first.set()
+
+
+def _say_ready(
+    config: ZtunnelConfig, worker: LocalWorker, env: Mapping[str, str], ready: TextIO
+) -> None:
+    pods = len(worker.snapshot())
+    ready.write(
+        f"READY ztunnel instance={config.instance.name} node={config.node or '-'} "
+        f"pods={pods} pid={os.getpid()}\n"
+    )
+    ready.flush()
+    process.notify_service_manager(env, "READY=1")
+
+
+async def _drain(
+    config: ZtunnelConfig, worker: LocalWorker, stop: _StopSignals, env: Mapping[str, str]
+) -> None:
+    process.notify_service_manager(env, "STOPPING=1")
+    logger.info("draining: %d connections, %g s", worker.active, config.drain_seconds)
+    async with asyncio.TaskGroup() as tasks:
+        drained = tasks.create_task(worker.drain(config.drain_seconds), name="drain")
+        hurry = tasks.create_task(stop.second.wait(), name="second-signal")
+        await asyncio.wait((drained, hurry), return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not drained.done():
+            drained.cancel()
+            logger.info("told twice: %d connections cut", worker.active)
+            return
+    logger.info("drained: %d connections cut", drained.result())

@@ -1,0 +1,156 @@
+"""The part of the proxy that carries connections, behind the interface the supervisor uses.
+
+A pod belongs to one worker, which owns its listeners. There is one worker so far, in the
+supervisor's own process and loop; a worker process would take the same calls over a socket, with
+the namespace's descriptor by SCM_RIGHTS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import random
+from collections.abc import Iterator
+from typing import Protocol
+
+from nodenet.agents.ztunnel.admission import Admission
+from nodenet.agents.ztunnel.connection import Connection
+from nodenet.agents.ztunnel.counters import PodSnapshot
+from nodenet.agents.ztunnel.deadlines import Deadlines
+from nodenet.agents.ztunnel.logs import LineBudget
+from nodenet.agents.ztunnel.pod import Pod
+from nodenet.agents.ztunnel.poller import Poller
+from nodenet.agents.ztunnel.relay import Relay
+from nodenet.agents.ztunnel.served import DataPath, ServedPod
+from nodenet.agents.ztunnel.whereabouts import Whereabouts
+from nodenet.kernel.netns import NetNs
+
+logger = logging.getLogger(__name__)
+
+
+class Worker(Protocol):
+    """Carries the connections of the pods it is given. Pods are named by their netns cookie."""
+
+    def add_pod(self, pod: Pod, netns: NetNs) -> None:
+        """Serves a pod from now on. Owns ``netns`` unless it raises (ListenFailed)."""
+
+    def change_pod(self, pod: Pod) -> None:
+        """Takes new facts about a pod that is served, without touching its listeners."""
+
+    def remove_pod(self, cookie: int) -> None:
+        """No new connections; those that are open go on. Nothing happens for an unknown pod."""
+
+    def cut_pod(self, cookie: int) -> None:
+        """The pod's namespace has gone: ends its connections too."""
+
+    async def drain(self, seconds: float) -> int:
+        """Ends all pods: no new connections, what is still open after ``seconds`` is cut.
+
+        Returns how many connections had to be cut.
+        """
+
+    def snapshot(self) -> list[PodSnapshot]:
+        """The counters of every pod, by name."""
+
+
+class LocalWorker:
+    """The worker inside this process. A context manager; leaving it ends everything at once."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        connect_seconds: float,
+        max_connections: int,
+        max_files: int,
+        rng: random.Random | None = None,
+    ) -> None:
+        lines = LineBudget(loop)
+        poller = Poller(loop)
+        self._home = NetNs.current()
+        self._pods: dict[int, ServedPod] = {}
+        self._leaving: set[ServedPod] = set()
+        self._data_path = DataPath(
+            loop=loop,
+            poller=poller,
+            relay=Relay(poller),
+            dials=Deadlines[Connection](loop, connect_seconds, _expired),
+            whereabouts=Whereabouts(self._home, poller),
+            rng=rng or random.Random(),
+            admission=Admission(loop, max_files, lines),
+            lines=lines,
+            max_connections=max_connections,
+        )
+
+    def __enter__(self) -> LocalWorker:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._end_all()
+        data_path = self._data_path
+        data_path.admission.close()
+        data_path.dials.close()
+        data_path.poller.close()
+        data_path.relay.close()
+        self._home.close()
+
+    @property
+    def active(self) -> int:
+        """Connections open now."""
+        return self._data_path.admission.active
+
+    def add_pod(self, pod: Pod, netns: NetNs) -> None:
+        """See `Worker.add_pod`."""
+        assert pod.cookie not in self._pods, "a pod is added once"
+        self._pods[pod.cookie] = ServedPod(pod, netns, self._data_path)
+        logger.info("serving pod %s: netns %d, %s backend", pod.name, netns.inode, pod.backend)
+
+    def change_pod(self, pod: Pod) -> None:
+        """See `Worker.change_pod`."""
+        self._pods[pod.cookie].pod = pod
+        logger.info("pod %s has changed", pod.name)
+
+    def remove_pod(self, cookie: int) -> None:
+        """See `Worker.remove_pod`."""
+        if served := self._pods.pop(cookie, None):
+            logger.info("pod %s removed, %d connections left", served.pod.name, served.active)
+            self._leaving.add(served)
+            served.leave(self._leaving.discard)
+
+    def cut_pod(self, cookie: int) -> None:
+        """See `Worker.cut_pod`."""
+        self.remove_pod(cookie)
+        for served in [s for s in self._leaving if s.pod.cookie == cookie]:
+            logger.info("namespace of pod %s is gone, %d cut", served.pod.name, served.active)
+            served.cut()
+
+    async def drain(self, seconds: float) -> int:
+        """See `Worker.drain`."""
+        for cookie in list(self._pods):
+            self.remove_pod(cookie)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._data_path.admission.nobody()
+        cut = self.active
+        self._end_all()
+        return cut
+
+    def snapshot(self) -> list[PodSnapshot]:
+        """See `Worker.snapshot`."""
+        return sorted((s.snapshot() for s in self._all()), key=lambda s: (s.name, s.cookie))
+
+    def _all(self) -> Iterator[ServedPod]:
+        yield from self._pods.values()
+        yield from self._leaving
+
+    def _end_all(self) -> None:
+        for cookie in list(self._pods):
+            self.remove_pod(cookie)
+        for served in list(self._leaving):
+            served.cut()
+
+
+def _expired(connection: Connection) -> None:
+    connection.dial_failed(errno.ETIMEDOUT)
