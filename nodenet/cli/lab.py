@@ -257,7 +257,8 @@ def _demo_text(report: DemoReport, style: Style) -> str:
         else f"{rules} iptables rules in the lab's namespaces."
     )
     lines = [render_table(report.flows, _FLOW_COLUMNS, style), " ".join(said), "\n"]
-    captured = next((f for f in report.flows if f.side == "out" and f.orig_dst), None)
+    far = {flow.to for flow in report.flows if flow.side == "in"}
+    captured = next((f for f in report.flows if f.side == "out" and f.ok and f.to in far), None)
     if captured is not None:
         explain = f"nodenet capture explain {_short(captured.from_)} {captured.orig_dst}"
         lines.append(f"Next: nodenet conn top · {explain} · nodenet lab down\n")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -112,20 +112,25 @@ class Evidence:
 
     def __init__(self, connections: Sequence[Connection]) -> None:
         self.by_id = {c.id: c for c in connections}
-        self._accepted: dict[tuple[str | None, str], Connection] = {}
-        self._inbound: dict[tuple[str | None, str], list[Connection]] = {}
+        self._accepted: dict[tuple[str | None, str], list[Connection]] = {}
+        self._dialled: dict[tuple[str | None, str], list[Connection]] = {}
         for c in connections:
             if c.proxy and c.dir == "in":
-                self._accepted[c.netns_cookie, c.remote] = c
-                self._inbound.setdefault((c.netns_cookie, c.local), []).append(c)
+                self._accepted.setdefault((c.netns_cookie, c.local), []).append(c)
+            elif c.proxy and c.dir == "out":
+                self._dialled.setdefault((c.netns_cookie, c.remote), []).append(c)
 
-    def accepted(self, netns_cookie: str | None, client: str) -> Connection | None:
-        """The proxy's end of a connection that was opened by ``client`` in its own namespace."""
-        return self._accepted.get((netns_cookie, client))
+    def accepted(self, netns_cookie: int, local: str) -> list[Connection]:
+        """The proxy's sockets in that namespace that accepted a connection to ``local``."""
+        return self._accepted.get((str(netns_cookie), local), [])
 
-    def inbound(self, netns_cookie: str, local: str, peer_ip: str) -> list[Connection]:
-        """The proxy's sockets for connections from that address to ``local``."""
-        return [c for c in self._inbound.get((netns_cookie, local), ()) if _ip(c.remote) == peer_ip]
+    def dialled(self, netns_cookie: int, remote: str) -> list[Connection]:
+        """The proxy's sockets in that namespace that were connected to ``remote``."""
+        return self._dialled.get((str(netns_cookie), remote), [])
+
+
+#: Where iptables redirects an application's connection to.
+_LOOPBACK: Final = ("127.0.0.1", "[::1]")
 
 
 class _Facts(NamedTuple):
@@ -157,7 +162,7 @@ def judge(
         facts, wrong = look(pair, call, calls, evidence, enrolled)
         why = next(wrong, "")
         if why:
-            why = why if len(calls) == 1 else f"{why} (request {number} of {len(calls)})"
+            why = why if number == 1 else f"{why} (request {number} of {len(calls)})"
             break
     expected: Expected = (
         "untouched" if side is None else "captured-out" if side == "out" else "captured-in"
@@ -184,27 +189,37 @@ def _look_out(
     evidence: Evidence,
     enrolled: Mapping[str, PodRecord],
 ) -> _Look:
+    record = enrolled[pair.source.full_name]
     own = evidence.by_id.get(call.cookie)
-    accepted = None
-    if own is not None and call.local is not None:
-        accepted = evidence.accepted(own.netns_cookie, call.local)
     listener = f"{pair.source.name}:{abi.OUTBOUND_PORT}"
+    # where the application's connection was sent: its own address, or loopback by iptables
+    accepted = next(
+        (
+            c
+            for host in (_host(call.local or ":"), *_LOOPBACK)
+            for c in evidence.accepted(record.netns_cookie, f"{host}:{abi.OUTBOUND_PORT}")
+            if c.remote == call.local
+        ),
+        None,
+    )
 
     def wrong() -> Iterator[str]:
         yield from _call_failed(call)
-        backend = enrolled[pair.source.full_name].backend
         if own is None:
             yield f"no kernel record of the app's socket {call.cookie}"
             return
-        if own.captured_by != backend:
-            yield f"captured by {own.captured_by} ({own.reason}), expected {backend}"
-        if accepted is None or _port(accepted.local) != abi.OUTBOUND_PORT:
+        if own.captured_by != record.backend:
+            yield f"captured by {own.captured_by} ({own.reason}), expected {record.backend}"
+        if accepted is None:
             yield f"listener {listener} not reached"
             return
-        if accepted.orig_dst != pair.destination:
-            yield f"the proxy was told {accepted.orig_dst} as original destination"
-        if backend == "ebpf" and own.orig_dst != pair.destination:
-            yield f"the kernel recorded {own.orig_dst} as original destination"
+        # under iptables the proxy asks conntrack, of which there is no record here
+        for who, known in (("app", own), ("proxy", accepted)):
+            if known.orig_dst != pair.destination and (known is own or record.backend == "ebpf"):
+                yield f"original destination of the {who}'s socket is {known.orig_dst}"
+        dialled = len(evidence.dialled(record.netns_cookie, pair.destination))
+        if dialled < len(calls):
+            yield f"the proxy connected {dialled} of {len(calls)} times to {pair.destination}"
         yield from _app_fooled(pair, call)
         yield from _miscounted(own, call.bytes_sent, call.bytes_received)
 
@@ -212,7 +227,7 @@ def _look_out(
         _Facts(
             captured_by=own.captured_by if own else "none",
             listener=accepted.local if accepted else None,
-            orig_dst=accepted.orig_dst if accepted else None,
+            orig_dst=own.orig_dst if own else None,
             bytes_sent=call.bytes_sent,
             bytes_received=call.bytes_received,
             peer_seen=call.peer,
@@ -231,32 +246,42 @@ def _look_in(
 ) -> _Look:
     record = enrolled[pair.target.full_name]
     source = str(pair.source.address(pair.family))
-    handed = evidence.inbound(str(record.netns_cookie), pair.destination, source)
-    inbound = next((c for c in handed if c.captured_by != "none"), None)
     own = evidence.by_id.get(call.seen.cookie) if call.seen else None
-    listener = f"{pair.target.name}:{abi.INBOUND_PORT}"
+    listener = f"{_host(pair.destination)}:{abi.INBOUND_PORT}"
+    shown = f"{pair.target.name}:{abi.INBOUND_PORT}"
+    # the destination is kept by sk_lookup, and replaced by a redirect of iptables
+    accepted = [
+        c
+        for local in (pair.destination, listener)
+        for c in evidence.accepted(record.netns_cookie, local)
+        if _ip(c.remote) == source
+    ]
+    # what the serving app sees as its peer is a socket of the proxy, with the client's address
+    handed_on = call.seen is not None and any(
+        c.local == call.seen.peer for c in evidence.dialled(record.netns_cookie, pair.destination)
+    )
 
     def wrong() -> Iterator[str]:
         yield from _call_failed(call)
-        if inbound is None:
-            straight = call.seen is not None and (own is None or own.reason != "from-proxy")
-            yield f"listener {listener} not reached" + (", app got it directly" if straight else "")
-            return
-        if inbound.captured_by != record.backend:
-            yield f"captured by {inbound.captured_by}, expected {record.backend}"
-        if len(handed) < len(calls):
-            yield f"only {len(handed)} of {len(calls)} connections reached {listener}"
+        if not handed_on:
+            yield f"listener {shown} not reached, app got it directly"
+        if len(accepted) < len(calls):
+            yield f"only {len(accepted)} of {len(calls)} connections reached {shown}"
         if own is None:
             yield "no kernel record of the serving app's socket"
             return
+        if own.captured_by != record.backend:
+            yield f"captured by {own.captured_by} ({own.reason}), expected {record.backend}"
+        if own.orig_dst != pair.destination:
+            yield f"original destination of the app's socket is {own.orig_dst}"
         yield from _app_fooled(pair, call)
         yield from _miscounted(own, RESPONSE_BYTES, call.seen.received if call.seen else 0)
 
     return (
         _Facts(
-            captured_by=inbound.captured_by if inbound else "none",
-            listener=f"{_host(pair.destination)}:{abi.INBOUND_PORT}" if inbound else None,
-            orig_dst=inbound.local if inbound else None,
+            captured_by=own.captured_by if own else "none",
+            listener=listener if handed_on and accepted else None,
+            orig_dst=own.orig_dst if own else None,
             bytes_sent=call.bytes_received,
             bytes_received=call.seen.received if call.seen else 0,
             peer_seen=call.seen.peer if call.seen else None,
@@ -335,7 +360,3 @@ def _ip(endpoint: str) -> str:
 
 def _host(endpoint: str) -> str:
     return endpoint.rpartition(":")[0]
-
-
-def _port(endpoint: str) -> int:
-    return int(endpoint.rpartition(":")[2])
