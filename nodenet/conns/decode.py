@@ -11,8 +11,9 @@ import ipaddress
 import socket
 import struct
 import time
-from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from nodenet import abi
 from nodenet.abi import ConnFlag, Direction, EventKind, Reason, Via
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 RECORD_SIZE: Final = abi.EVENT.size
 _AT: Final = {name: offset for name, (offset, _) in abi.EVENT.offsets().items()}
 _END: Final = struct.Struct(f"<{_AT['end_ns']}xQ{RECORD_SIZE - _AT['end_ns'] - 8}x")
+#: A record as 64-bit words, to take one member of all records out by a slice.
+_WORDS: Final = RECORD_SIZE // 8
 _NO_RTT: Final = 0xFFFF_FFFF
 _NO_ADDRESS: Final = bytes(16)
 _MAPPED: Final = b"\0" * 10 + b"\xff\xff"
@@ -205,18 +208,25 @@ class Decoder:
         *,
         proxy: bool = True,
         netns: Collection[int] | None = None,
+        offsets: Iterable[int] | None = None,
     ) -> list[Connection]:
         """One row a record, in the records' order; ``raw`` must hold whole records.
 
         ``proxy`` False leaves out the proxy's own sockets, ``netns`` keeps only those namespaces
-        (by cookie); both are decided before a row is built.
+        (by cookie); both are decided before a row is built. With ``offsets`` only the records that
+        begin there, in that order.
         """
         if self._names.refresh():
             self._who.clear()
         addresses, comms, decisions = self._addresses, self._comms, self._decisions
         whos, seconds, ends = self._who, self._seconds, self._ends
         offset_us = self._offset_ns // 1000
-        peer_names = {ip: record.name for ip, record in self._names.by_address.items()}
+        peer_names = self._names.by_address
+        records: Iterable[tuple[Any, ...]] = (
+            FAST.iter_unpack(raw)
+            if offsets is None
+            else map(FAST.unpack_from, repeat(raw), offsets)
+        )
         start: str | None
         end: str | None
         duration_us: int | None
@@ -226,7 +236,7 @@ class Decoder:
             cookie, who, start_ns, local, remote, orig, local_port, remote_port, orig_port,
             shape, pid, decision, comm, end_ns, sent, acked, received,
             srtt, rtt_min, retransmits, lost, segs_out, segs_in, cwnd, outcome,
-        ) in FAST.iter_unpack(raw):  # fmt: skip
+        ) in records:  # fmt: skip
             is_proxy, direction, family, state, via, reason, rule = decisions[shape, decision]
             if is_proxy and not proxy:
                 continue
@@ -310,3 +320,24 @@ def kinds(raw: bytes | memoryview) -> bytes:
 def end_times(raw: bytes | memoryview) -> Iterator[int]:
     """``end_ns`` of every record: CLOCK_BOOTTIME ns of when it was written."""
     return (end_ns for (end_ns,) in _END.iter_unpack(raw))
+
+
+def ended_since(raw: memoryview, boot_ns: int) -> memoryview:
+    """The records written at that moment (CLOCK_BOOTTIME ns) or later."""
+    kept = b"".join(
+        raw[i * RECORD_SIZE : (i + 1) * RECORD_SIZE]
+        for i, end_ns in enumerate(end_times(raw))
+        if end_ns >= boot_ns
+    )
+    return memoryview(kept)
+
+
+def offsets_by_netns(raw: memoryview) -> dict[int, list[int]]:
+    """Where the records of each namespace begin, oldest connection first."""
+    words = raw.cast("Q")
+    starts = words[_AT["start_ns"] // 8 :: _WORDS].tolist()
+    spaces = words[_AT["netns"] // 8 :: _WORDS].tolist()
+    found: dict[int, list[int]] = {space: [] for space in set(spaces)}
+    for i in sorted(range(len(starts)), key=starts.__getitem__):
+        found[spaces[i]].append(i * RECORD_SIZE)
+    return found

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
+
+import msgspec
 
 from nodenet.abi import Reason
 from nodenet.conns.connection import Connection
@@ -38,8 +39,7 @@ _STATE_ALIASES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
+class Filter(msgspec.Struct, frozen=True, kw_only=True):
     """What a user asked for, as text; everything by default."""
 
     pod: Sequence[str] = ()
@@ -56,12 +56,13 @@ class Filter:
     """4, 6; empty or both: either."""
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
+class Compiled(NamedTuple):
     """A checked filter. ``netns``: cookies to keep, None for all; ``test`` None passes all."""
 
     netns: frozenset[int] | None
     test: Test | None
+    may_be_older: bool = True
+    """Whether a connection from before the enrolment could pass, so that looking is worth it."""
 
     def keep(self, rows: list[Connection]) -> list[Connection]:
         """The rows that pass; ``netns`` is not looked at, the reader has applied it."""
@@ -91,7 +92,19 @@ def compile_filter(wanted: Filter, names: Names, now_ns: int) -> Compiled:
         tests.append(lambda c: c.family == family)
     if wanted.since_seconds is not None:
         tests.append(since_test(now_ns - int(wanted.since_seconds * 1e9)))
-    return Compiled(netns, _all(tests))
+    return Compiled(netns, _all(tests), _may_be_older(wanted))
+
+
+def _may_be_older(wanted: Filter) -> bool:
+    def passes(values: Sequence[str], text: str) -> bool:
+        positive = [v for v in values if not v.startswith("!")]
+        return f"!{text}" not in values and (not positive or text in positive)
+
+    return (
+        wanted.since_seconds is None
+        and passes(wanted.reason, Reason.PRE_ENROLMENT.text)
+        and passes(wanted.via, "none")
+    )
 
 
 def since_test(unix_ns: int) -> Test:

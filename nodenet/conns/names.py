@@ -23,8 +23,8 @@ class Names:
         self.records: tuple[PodRecord, ...] = ()
         self.by_netns: dict[int, PodRecord] = {}
         self.by_pod_id: dict[int, PodRecord] = {}
-        self.by_address: dict[bytes, PodRecord] = {}
-        """Keyed as in a kernel record: 16 bytes, IPv4 as v4-mapped."""
+        self.by_address: dict[bytes, str] = {}
+        """Pod name, keyed as in a kernel record: 16 bytes, IPv4 as v4-mapped."""
         self.refresh()
 
     def refresh(self) -> bool:
@@ -45,5 +45,5 @@ class Names:
         self.by_netns = {r.netns_cookie: r for r in records}
         self.by_pod_id = {r.pod_id: r for r in records}
         self.by_address = {
-            abi.pack_ip(ipaddress.ip_address(ip)): r for r in records for ip in r.ips
+            abi.pack_ip(ipaddress.ip_address(ip)): r.name for r in records for ip in r.ips
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from difflib import get_close_matches
 
 from nodenet.capture.records import PodRecord
 from nodenet.conns.names import Names
@@ -40,6 +39,8 @@ def find_pod(text: str, names: Names, *, what: str = "pod") -> int:
         return found[0].netns_cookie
     if found:
         raise AmbiguousPod(what, text, [record.name for record in found])
+    from difflib import get_close_matches  # only on the way to an error
+
     near = get_close_matches(text, [record.name for record in names.records], n=1, cutoff=0.5)
     raise UnknownPod(
         f"unknown {what} {text}: not on this node",

@@ -9,6 +9,7 @@ Nothing here is written to the kernel, and nothing is cached but names: every ca
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Collection
 from functools import cached_property
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from nodenet import abi
 from nodenet.conns.connection import Connection
-from nodenet.conns.decode import CgroupTexts, Decoder
+from nodenet.conns.decode import CgroupTexts, Decoder, ended_since
 from nodenet.conns.names import Names
 from nodenet.errors import NotFound
 from nodenet.paths import Instance
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from nodenet.kernel.maps import Map
 
 #: The kernel fills at most 32 KiB a read(2), whole records only.
-_READ_BYTES = 1 << 16
+_READ_BYTES = 32 << 10
+_BUFFER_BYTES = 32 << 20
 
 
 class NoStatistics(NotFound):
@@ -64,31 +66,49 @@ class ConnReader:
         """
         return self.decoder.rows(self.live_records(), proxy=proxy, netns=netns)
 
-    def live_records(self) -> bytes:
+    def live_records(self) -> memoryview:
         """The raw records behind `live` (`nodenet.abi.EVENT`, back to back)."""
         try:
             fd = os.open(self.instance.links / "iter_conns", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as error:
             raise self._missing() from error
-        chunks: list[bytes] = []
+        # One mapping, touched only where the kernel writes: joining chunks would touch it twice,
+        # and touching memory is what costs here.
+        buffer, end = mmap.mmap(-1, _BUFFER_BYTES), 0
         try:
-            while chunk := os.read(fd, _READ_BYTES):
-                chunks.append(chunk)
+            while True:
+                if len(buffer) - end < _READ_BYTES:
+                    buffer.resize(2 * len(buffer))
+                with memoryview(buffer) as view, view[end:] as rest:
+                    try:
+                        count = os.readv(fd, [rest])
+                    except BlockingIOError:
+                        continue  # a million sockets without a record: it wants to be asked again
+                if not count:
+                    return memoryview(buffer)[:end]
+                end += count
         finally:
             os.close(fd)
-        return b"".join(chunks)
 
     def closed(
-        self, *, proxy: bool = False, netns: Collection[int] | None = None
+        self,
+        *,
+        proxy: bool = False,
+        netns: Collection[int] | None = None,
+        since_boot_ns: int = 0,
     ) -> list[Connection]:
-        """The connections that closed lately (at most `nodenet.abi.MAPS` has room for), in no
-        particular order; ``evicted`` of `counters` says how many are no longer there."""
-        return self.decoder.rows(self.closed_records(), proxy=proxy, netns=netns)
+        """The connections that closed lately, in no particular order.
 
-    def closed_records(self) -> bytes:
+        At most as many as the kernel keeps; ``evicted`` of `counters` says how many it has no
+        more. ``since_boot_ns`` (CLOCK_BOOTTIME) leaves out those that ended before.
+        """
+        return self.decoder.rows(self.closed_records(since_boot_ns), proxy=proxy, netns=netns)
+
+    def closed_records(self, since_boot_ns: int = 0) -> memoryview:
         """The raw records behind `closed`."""
         with self._open("closed") as table:
-            return bytes(table.read_all().values)
+            raw = table.read_all().values
+        return ended_since(raw, since_boot_ns) if since_boot_ns else raw
 
     def find(self, cookie: int) -> Connection:
         """The connection with that socket cookie, open or lately closed, the proxy's own too.

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from functools import cached_property
 from typing import Final, Literal
 
 import msgspec
@@ -34,18 +34,27 @@ _FIN_SENT: Final = frozenset(
     {State.FIN_WAIT_1, State.FIN_WAIT_2, State.CLOSING, State.LAST_ACK, State.TIME_WAIT}
 )
 _FIN_RECEIVED: Final = frozenset({State.CLOSE_WAIT, State.LAST_ACK, State.CLOSING, State.TIME_WAIT})
-_COOKIE_AND_NETNS: Final = struct.Struct(f"<QQ{RECORD_SIZE - 16}x")
+#: A record as 64-bit words, to take one member of all records out by a slice.
+_WORDS: Final = RECORD_SIZE // 8
+_COOKIE_WORD: Final = abi.EVENT.offsets()["cookie"][0] // 8
+_NETNS_WORD: Final = abi.EVENT.offsets()["netns"][0] // 8
 
 CgroupText = Callable[[int], str | None]
 
 
 class Recorded:
-    """What has a record, taken from raw iterator output: cookies, and how many a namespace has."""
+    """What has a record, taken from raw iterator output."""
 
-    def __init__(self, raw: bytes) -> None:
-        pairs = list(_COOKIE_AND_NETNS.iter_unpack(raw))
-        self.cookies: frozenset[int] = frozenset(cookie for cookie, _ in pairs)
-        self.per_netns: Counter[int] = Counter(netns for _, netns in pairs)
+    def __init__(self, raw: memoryview) -> None:
+        words = raw.cast("Q")
+        self._cookies = words[_COOKIE_WORD::_WORDS]
+        self.per_netns: Counter[int] = Counter(words[_NETNS_WORD::_WORDS].tolist())
+        """How many a namespace has."""
+
+    @cached_property
+    def cookies(self) -> frozenset[int]:
+        """The ids of all."""
+        return frozenset(self._cookies.tolist())
 
 
 def older_than_enrolment(
@@ -170,7 +179,6 @@ def _row(
         sent = max(info.bytes_acked + s.send_queue - syn - fin, 0)
         acked = max(sent - max(s.send_queue - fin, 0), 0)
         received = max(info.bytes_received - int(s.state in _FIN_RECEIVED), 0)
-    peer = names.by_address.get(abi.pack_ip(s.remote))
     number = Direction.IN if direction == "in" else Direction.OUT
     return Connection(
         id=f"{s.cookie:x}",
@@ -182,7 +190,7 @@ def _row(
         local=f"{address_text(abi.pack_ip(s.local))}:{s.local_port}",
         remote=f"{address_text(abi.pack_ip(s.remote))}:{s.remote_port}",
         orig_dst=None,
-        peer_name=peer.name if peer else None,
+        peer_name=names.by_address.get(abi.pack_ip(s.remote)),
         state=STATE_NAMES[s.state],
         captured_by="none",
         reason=None if listens else reason.text,
@@ -209,34 +217,42 @@ def _row(
     )
 
 
-def with_owners(rows: list[Connection], names: Names) -> list[Connection]:
+class ListenerOwners:
     """Names the process of accepted connections whose listener is older than the enrolment.
 
     The kernel copies who listens from the listening socket; one that listened before has no such
     note. The owner of the listening port is then looked up, once a namespace.
     """
-    unknown = {row.netns_cookie for row in rows if row.pid is None and row.dir == "in"}
-    if not unknown:
-        return rows
-    owners: dict[tuple[str | None, str], Process] = {}
-    for record in names.records:
-        cookie = str(record.netns_cookie)
-        if cookie not in unknown:
-            continue
+
+    def __init__(self, names: Names) -> None:
+        self._records = {str(r.netns_cookie): r for r in names.records}
+        self._known: dict[str | None, dict[str, Process]] = {}
+
+    def named(self, rows: list[Connection]) -> list[Connection]:
+        """The rows, those without a process replaced where one was found."""
+        return [self._named(row) if row.pid is None else row for row in rows]
+
+    def _named(self, row: Connection) -> Connection:
+        if row.dir != "in":
+            return row
+        owners = self._known.get(row.netns_cookie)
+        if owners is None:
+            owners = self._known[row.netns_cookie] = self._look_up(row.netns_cookie)
+        owner = owners.get(row.local.rpartition(":")[2])
+        if owner is None:
+            return row
+        return msgspec.structs.replace(row, pid=owner.pid, comm=owner.comm)
+
+    def _look_up(self, netns_cookie: str | None) -> dict[str, Process]:
+        """Port, as text, to the process that listens on it."""
+        record = self._records.get(netns_cookie or "")
+        if record is None:
+            return {}
         with (
             contextlib.suppress(NodenetError, OSError),
             NetNs.open(record.netns) as ns,
             SockDiag(ns) as diag,
         ):
-            listeners = {s.inode: s for s in diag.dump_tcp([State.LISTEN])}
-            for inode, process in socket_owners(listeners, ns.inode).items():
-                owners[cookie, str(listeners[inode].local_port)] = process
-    found: list[Connection] = []
-    for row in rows:
-        owner = None
-        if row.pid is None and row.dir == "in":
-            owner = owners.get((row.netns_cookie, row.local.rpartition(":")[2]))
-        if owner is not None:
-            row = msgspec.structs.replace(row, pid=owner.pid, comm=owner.comm)
-        found.append(row)
-    return found
+            ports = {s.inode: str(s.local_port) for s in diag.dump_tcp([State.LISTEN])}
+            return {ports[inode]: p for inode, p in socket_owners(ports, ns.inode).items()}
+        return {}

@@ -1,0 +1,69 @@
+"""`conn summary`: the report and its table."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, cast
+
+from nodenet.cli import numbers
+from nodenet.cli.style import Style
+from nodenet.cli.tables import Column, Elide, render_table
+
+if TYPE_CHECKING:
+    from nodenet.conns.filters import Filter
+    from nodenet.conns.reader import ConnReader
+    from nodenet.conns.summary import By, Summary
+
+
+def summary_of(reader: ConnReader, wanted: Filter, by: str) -> Summary:
+    """What `nodenet.conns.query.summary` makes of it, for now."""
+    from nodenet.conns.query import summary
+
+    return summary(reader, wanted, cast("By", by), now_ns=time.time_ns())
+
+
+_GROUP_COLUMNS = {
+    "pod": Column("POD", "pod", max=32, elide=Elide.MIDDLE),
+    "peer": Column("PEER", "peer", max=47),
+    "process": Column("PROCESS", "process", max=24, elide=Elide.END),
+    "reason": Column("REASON", "reason"),
+    "rule": Column("RULE", "rule"),
+}
+_GROUPS = {
+    "pod": ("pod",),
+    "peer": ("peer",),
+    "edge": ("pod", "peer"),
+    "process": ("pod", "process"),
+    "reason": ("reason", "rule"),
+}
+_NUMBERS = (
+    Column("OPEN", "open", numbers.count, right=True),
+    Column("NEW", "new", numbers.count, right=True),
+    Column("CLOSED", "closed", numbers.count, right=True),
+    Column("FAILED", "failed", numbers.count, right=True),
+    Column("SENT", "bytes_sent", numbers.size, right=True),
+    Column("RECV", "bytes_received", numbers.size, right=True),
+    # without the proxy's word it is not known whether a captured connection is encrypted
+    Column("PLAIN*", "plain_percent", lambda v, exact: numbers.percent(v, exact) + "%",
+           right=True),
+    Column("RETR%", "retransmit_percent", numbers.percent, right=True),
+)  # fmt: skip
+
+
+def render(report: Summary, style: Style) -> str:
+    """The table, its totals, and what is missing from it."""
+    columns = [_GROUP_COLUMNS[name] for name in _GROUPS[report.by]]
+    table = render_table(report.rows, (*columns, *_NUMBERS), style)
+    totals = report.totals
+    since = numbers.local_time(report.since)[:19] if report.since else "-"
+    lines = [
+        f"{totals.open} open, {totals.new} new, {totals.closed} closed, {totals.failed} failed, "
+        f"{numbers.size(totals.bytes_sent, style.exact)} sent, "
+        f"{numbers.size(totals.bytes_received, style.exact)} received since {since}",
+        "* not captured; whether captured ones are encrypted, the proxy knows",
+    ]
+    if report.evicted:
+        lines.append(f"{report.evicted} closed connections are missing: no longer kept")
+    if report.events_lost:
+        lines.append(f"{report.events_lost} events were lost")
+    return table + "\n".join(lines) + "\n"
