@@ -26,6 +26,14 @@ class NoBpffs(KernelError):
     """There is no bpffs where the pins should be."""
 
 
+class ForeignDirectory(KernelError):
+    """A directory of pins is in somebody else's hands."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"directory of pins {why}: {path}", hint=f"look at it, then: rm -r {path}")
+        self.path = path
+
+
 class PinFailed(KernelError):
     """A pin could not be made, opened or removed; ``path`` and ``errno`` say where and why."""
 
@@ -81,13 +89,25 @@ def require_bpffs(path: Path = BPFFS) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Makes a directory for pins, parents included; only root may look inside."""
+    """Makes a directory for pins, parents included.
+
+    Raises NoBpffs, NotPermitted, and ForeignDirectory for one that somebody else made before:
+    everybody may make directories in bpffs, and who owns one can swap the pins in it.
+    """
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError:
         raise NoBpffs(f"no bpffs at {BPFFS}; mount -t bpf none {BPFFS}") from None
     except OSError as error:
         raise _failed(path, error, "make") from error
+    for directory in (path, *path.parents):
+        if directory == BPFFS:
+            break
+        status = directory.stat()
+        if status.st_uid not in (0, os.geteuid()):
+            raise ForeignDirectory(directory, f"belongs to uid {status.st_uid}")
+        if status.st_mode & 0o022:
+            raise ForeignDirectory(directory, "may be written by others")
 
 
 def pin(fd: int, path: Path) -> None:

@@ -93,7 +93,7 @@ def test_a_wrong_number_is_noticed(tmp_path: Path) -> None:
 def test_c_has_no_number_that_python_lacks(kind: type[IntEnum] | type[IntFlag]) -> None:
     prefix, others = PREFIXES[kind]
     in_c = set(re.findall(rf"^(?:#define|\t)\s*({prefix}[A-Z0-9_]+)\b", HEADER, re.MULTILINE))
-    assert in_c - others == {prefix + one.name for one in kind}
+    assert in_c - others == {f"{prefix}{one.name}" for one in kind}
 
 
 def test_c_has_no_struct_that_python_lacks() -> None:
