@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -41,6 +41,8 @@ class Style:
     redraw: bool = False
     """Whether the screen may be cleared between two rounds of --watch."""
     ellipsis: str = "…"
+    dot: str = "·"
+    """Between the parts of a line; see `joined`."""
     headers: bool = True
     wide: bool = False
     exact: bool = False
@@ -54,6 +56,17 @@ class Style:
         last = word.rpartition(" ")[2].lower()
         colour = STATE_COLOURS.get(last) if self.colour else None
         return f"\x1b[{colour.value}m{shown}\x1b[0m" if colour else shown
+
+    def joined(self, parts: Sequence[str]) -> str:
+        """The parts with dots between, on as many lines as the terminal needs."""
+        lines = [""]
+        for part in parts:
+            longer = f"{lines[-1]} {self.dot} {part}" if lines[-1] else part
+            if lines[-1] and self.width is not None and len(longer) > self.width:
+                lines.append(f"  {part}")
+            else:
+                lines[-1] = longer
+        return "\n".join(lines)
 
 
 def wants_colour(choice: str, environ: Mapping[str, str], is_terminal: bool) -> bool:
@@ -77,6 +90,7 @@ def of_stdout(
         colour=wants_colour(choice, environ, terminal),
         redraw=terminal and environ.get("TERM") != "dumb" and not environ.get("NO_COLOR"),
         ellipsis="…" if encoding == "utf8" else "~",
+        dot="·" if encoding == "utf8" else "-",
         headers=headers,
         wide=wide,
         exact=exact,
