@@ -9,6 +9,7 @@ The child is this module run as a program: it reads a request as JSON on stdin a
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -27,8 +28,13 @@ from nodenet.kernel.spec import HeadersMissing, bpf_directory
 if TYPE_CHECKING:
     import ctypes
 
+logger = logging.getLogger(__name__)
+
 #: The slowest machine seen takes 1 s; a child beyond this hangs.
 COMPILE_SECONDS: Final = 120.0
+#: The interpreter that the distribution's bcc package is for.
+SYSTEM_PYTHON: Final = "/usr/bin/python3"
+_NOT_STARTED: Final = ("ImportError:", "ModuleNotFoundError:", "SyntaxError:")
 _HEADERS_PROBE: Final = "include/linux/kconfig.h"
 _ERROR_LINE: Final = re.compile(
     r"^(?P<where>[^\s:]+:\d+)(?::\d+)?: (?:fatal )?error: (?P<what>.+)$", re.MULTILINE
@@ -41,7 +47,11 @@ _TOOL_LIBRARIES: Final = ("libbcc.so", "libLLVM", "libclang")
 
 
 class CompilerMissing(KernelError):
-    """BCC cannot be imported."""
+    """BCC cannot be imported by ``python``."""
+
+    def __init__(self, python: str, why: str) -> None:
+        super().__init__(f"BCC cannot be used ({why}): {python}; install python3-bpfcc")
+        self.python = python
 
     exit_code = 3
 
@@ -78,18 +88,36 @@ def compile_programs(
             f"private kernel headers not found: {tree / _HEADERS_PROBE}; reinstall nodenet"
         )
     request = {"source": source, "cflags": list(cflags), "programs": list(programs)}
+    missing: CompilerMissing | None = None
+    for python in _interpreters():
+        try:
+            return _run(python, json.dumps(request).encode(), tree, timeout_seconds)
+        except CompilerMissing as error:
+            missing = missing or error
+    assert missing is not None  # there is always one interpreter
+    raise missing
+
+
+def _interpreters() -> list[str]:
+    """This one, then the distribution's, the only one bcc is packaged for."""
+    return list(dict.fromkeys((sys.executable, SYSTEM_PYTHON)))
+
+
+def _run(python: str, request: bytes, tree: Path, timeout_seconds: float) -> Compiled:
     # the child must find this very package, however the parent found it
     path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     try:
         child = subprocess.run(
-            [sys.executable, "-m", "nodenet.kernel.compiler"],
-            input=json.dumps(request).encode(),
+            [python, "-m", "nodenet.kernel.compiler"],
+            input=request,
             capture_output=True,
             timeout=timeout_seconds,
             cwd="/",
             env=os.environ
             | {"BCC_KERNEL_SOURCE": str(tree), "PYTHONPATH": os.pathsep.join(filter(None, path))},
         )
+    except FileNotFoundError as error:
+        raise CompilerMissing(python, "no such interpreter") from error
     except subprocess.TimeoutExpired as late:
         output = (late.stderr or b"").decode(errors="replace")
         raise CompilerDied(
@@ -99,21 +127,26 @@ def compile_programs(
     if child.returncode < 0:
         name = signal.Signals(-child.returncode).name
         raise CompilerDied(f"compiling the kernel programs: the compiler died of {name}", output)
-    if child.returncode == 0:
-        return Compiled.decode(child.stdout)
-    raise _failure(child.stdout, output)
-
-
-def _failure(answer: bytes, output: str) -> KernelError:
+    if child.returncode:
+        raise _failure(python, child.stdout, output)
+    if output.strip():
+        logger.debug("the compiler said:\n%s", output)
     try:
-        failed = json.loads(answer)["failed"]
+        return Compiled.decode(child.stdout)
+    except (LookupError, TypeError, ValueError) as error:
+        raise CompileError("compiling the kernel programs: no answer", output) from error
+
+
+def _failure(python: str, answer: bytes, output: str) -> KernelError:
+    try:
+        failed = str(json.loads(answer)["failed"])
     except (ValueError, LookupError, TypeError):
         failed = (output.strip() or "the compiler ended without a word").splitlines()[-1]
+        if failed.startswith(_NOT_STARTED):  # too old an interpreter for this package
+            return CompilerMissing(python, failed)
     else:
         if failed.startswith("import"):
-            return CompilerMissing(
-                f"BCC cannot be used ({failed}): {sys.executable}; install python3-bpfcc"
-            )
+            return CompilerMissing(python, failed)
     found = _ERROR_LINE.search(output)
     what = f"{found['where']}: {found['what']}" if found else failed
     return CompileError(f"kernel programs do not compile: {what}", output)

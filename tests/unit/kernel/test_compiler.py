@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from nodenet.kernel import compiler
+from nodenet.kernel.bytecode import Compiled
 from nodenet.kernel.compiler import (
     CompileError,
     CompilerDied,
@@ -82,7 +84,39 @@ def test_no_bcc_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyP
     # the real child, in an interpreter without any site-packages
     child = script(tmp_path / "python", f'exec {sys.executable} -S "$@"')
     monkeypatch.setattr(sys, "executable", child)
-    with pytest.raises(CompilerMissing, match="install python3-bpfcc"):
+    monkeypatch.setattr(compiler, "SYSTEM_PYTHON", str(tmp_path / "none"))
+    with pytest.raises(CompilerMissing) as caught:
+        compile_programs("", [], [])
+    assert caught.value.line() == (
+        f"BCC cannot be used (import: No module named 'bcc'): {child}; install python3-bpfcc"
+    )
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        """echo '{"failed": "import: No module named bcc"}'""",
+        """echo "ImportError: cannot import name 'Self' from 'typing'" >&2""",
+    ],
+)
+def test_an_interpreter_without_bcc_leaves_it_to_the_systems(
+    reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = script(tmp_path / "python", f"cat >/dev/null; {reason}; exit 1")
+    (tmp_path / "answer").write_bytes(Compiled({}, {}, "0.26.0", ()).encode())
+    system = script(tmp_path / "system", f"cat >/dev/null; cat {tmp_path}/answer")
+    monkeypatch.setattr(sys, "executable", without)
+    monkeypatch.setattr(compiler, "SYSTEM_PYTHON", system)
+    assert compile_programs("", [], []).bcc_version == "0.26.0"
+    monkeypatch.setattr(sys, "executable", system)
+    monkeypatch.setattr(compiler, "SYSTEM_PYTHON", without)
+    assert compile_programs("", [], []).bcc_version == "0.26.0"
+
+
+def test_an_answer_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = script(tmp_path / "python", "cat >/dev/null; echo hello")
+    monkeypatch.setattr(sys, "executable", child)
+    with pytest.raises(CompileError, match="no answer"):
         compile_programs("", [], [])
 
 
