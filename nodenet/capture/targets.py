@@ -254,7 +254,7 @@ def _lasting_path(pid: int, inode: int) -> Path:
             continue
         for path in entries:
             try:
-                if path.stat().st_ino == inode and path.is_mount():
+                if path.stat().st_ino == inode and os.path.ismount(path):
                     return path
             except OSError:
                 continue
