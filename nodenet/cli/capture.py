@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nodenet.cli import numbers
+from nodenet.cli import complete, numbers
 from nodenet.cli.commands import object_group
 from nodenet.cli.globals import Globals, list_options, pass_globals, report_options
 from nodenet.cli.output import emit_list, emit_report
@@ -96,7 +96,7 @@ def _chosen(capture: Capture, targets: tuple[str, ...]) -> list[PodRecord]:
 
 
 @command.command("show")
-@click.argument("target", nargs=-1)
+@click.argument("target", nargs=-1, shell_complete=complete.pods)
 @click.option("--counters", is_flag=True, help="One column per decision row.")
 @list_options
 @pass_globals
@@ -128,7 +128,7 @@ def _counter_column(name: str) -> Column:
 
 
 @command.command("enroll")
-@click.argument("target", nargs=-1, required=True)
+@click.argument("target", nargs=-1, required=True, shell_complete=complete.targets)
 @click.option("--backend", type=OneOf("backend", ("auto", "ebpf", "iptables")), default="auto")
 @click.option("--dns", type=OneOf("value", ("on", "off")), default="off", help="Capture port 53.")
 @click.option("--direction", type=OneOf("direction", ("both", "out", "in")), default="both")
@@ -257,7 +257,7 @@ def _render_enrolled(report: dict[str, Any], _style: Style) -> str:
 
 
 @command.command("unenroll")
-@click.argument("target", nargs=-1)
+@click.argument("target", nargs=-1, shell_complete=complete.pods)
 @click.option("--all", "everything", is_flag=True, help="Every pod, and detach the programs.")
 @click.option("--existing", type=OneOf("value", ("keep", "reset")), default="keep")
 @pass_globals
@@ -321,7 +321,7 @@ def _render_removed(report: dict[str, Any], _style: Style) -> str:
 
 
 @command.command("verify")
-@click.argument("target", nargs=-1)
+@click.argument("target", nargs=-1, shell_complete=complete.pods)
 @report_options
 @pass_globals
 def verify_(g: Globals, target: tuple[str, ...]) -> int:
@@ -368,7 +368,7 @@ def _render_verified(report: dict[str, Any], style: Style) -> str:
 
 
 @command.command("explain")
-@click.argument("src")
+@click.argument("src", shell_complete=complete.pods)
 @click.argument("dst")
 @click.option("--in", "inbound", is_flag=True, help="As seen by DST: a SYN that arrives from SRC.")
 @click.option("--udp", is_flag=True, help="A datagram instead of a connection.")
