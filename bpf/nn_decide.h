@@ -35,13 +35,16 @@ static __always_inline int nn_port_excluded(const struct nn_pod *p, u64 netns, u
 static __always_inline int nn_cidr_excluded(const struct nn_pod *p, u64 netns, const struct nn_ip *a)
 {
 	struct nn_cidr_key k;
+	u8 *version;
 
 	if (!(p->flags & NN_POD_CIDRS))
 		return 0;
 	k.prefixlen = 64 + 128;
 	*(u64 *)k.netns_be = __builtin_bswap64(netns);
 	__builtin_memcpy(k.ip, a, 16);
-	return cidrs.lookup(&k) != 0;
+	version = cidrs.lookup(&k);
+	/* ::/0 is all of IPv6, yet its prefix covers the v4-mapped addresses too */
+	return version && (*version == 4) == nn_is_mapped(a);
 }
 
 static __always_inline u32 nn_decide_out(struct nn_pod *p, u64 netns, u32 proxy, struct nn_ip *dst,

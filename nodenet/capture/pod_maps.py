@@ -19,6 +19,7 @@ from nodenet.capture.records import ExcludedPort, PodRecord
 from nodenet.kernel.maps import Map
 
 _ALLOWED = b"\x01"
+_MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 _OUT, _IN = 0, 1
 
 
@@ -153,12 +154,20 @@ def _cidr_key(netns_cookie: int, cidr: str) -> bytes:
     )
 
 
+def _cidr_value(cidr: str) -> bytes:
+    """The IP version the network is about; ``::ffff:10.0.0.0/104`` is a way to write an IPv4 one."""
+    network = ipaddress.ip_network(cidr)
+    if isinstance(network, ipaddress.IPv6Network) and network.subnet_of(_MAPPED):
+        return b"\x04"
+    return bytes((network.version,))
+
+
 def write_exclusions(maps: Mapping[str, Map], record: PodRecord) -> None:
     """Adds the pod's excluded ports and CIDRs; nothing reads them before its flags say so."""
     for port in record.exclude_ports:
         maps["ports"].update(_port_key(record.netns_cookie, port), _ALLOWED)
     for cidr in record.exclude_cidrs:
-        maps["cidrs"].update(_cidr_key(record.netns_cookie, cidr), _ALLOWED)
+        maps["cidrs"].update(_cidr_key(record.netns_cookie, cidr), _cidr_value(cidr))
 
 
 def remove_exclusions(
