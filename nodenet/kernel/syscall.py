@@ -37,6 +37,8 @@ class Command(IntEnum):
     OBJ_PIN = 6
     OBJ_GET = 7
     PROG_TEST_RUN = 10
+    PROG_GET_NEXT_ID = 11
+    MAP_GET_NEXT_ID = 12
     PROG_GET_FD_BY_ID = 13
     MAP_GET_FD_BY_ID = 14
     OBJ_GET_INFO_BY_FD = 15
