@@ -10,10 +10,13 @@ import select
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from nodenet.cli.root import OBJECTS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -56,6 +59,12 @@ def imported(process: Any, *arguments: str) -> set[str]:
 def test_nothing_heavy_is_imported(process: Any, words: str) -> None:
     modules = imported(process, *words.split(" "))
     assert "nodenet.cli.root" in modules
+    assert modules.isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("name", [o.name for o in OBJECTS if find_spec(o.module)])
+def test_no_object_s_module_imports_anything_heavy(process: Any, name: str) -> None:
+    modules = imported(process, name, "--help")
     assert modules.isdisjoint(HEAVY)
 
 
