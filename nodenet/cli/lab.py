@@ -45,17 +45,25 @@ class UpReport(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+class RemovedLab(msgspec.Struct, frozen=True, kw_only=True):
+    """One lab that was removed."""
+
+    lab: str
+    namespaces: int
+    processes: int
+
+
 class DownReport(msgspec.Struct, frozen=True, kw_only=True):
     """The report of ``lab down``."""
 
     ok: bool
-    removed: tuple[str, ...]
+    removed: tuple[RemovedLab, ...]
 
 
-def _pods(instance: Instance) -> list[str]:
-    from nodenet.lab.state import pod_namespaces
+def _pods(_instance: Instance) -> list[str]:
+    from nodenet.lab.state import pod_places
 
-    return sorted({name.rpartition("/")[2] for _, name, _ in pod_namespaces()})
+    return sorted({_short(place.name) for place in pod_places()})
 
 
 @command.command("up")
@@ -127,18 +135,20 @@ def down(g: Globals, every: bool) -> None:
     from nodenet.lab.state import LabDir, every_lab
 
     labs = [LabDir(name) for name in every_lab()] if every else [_directory(g)]
+    done = [remove(d, lambda: g.notice("waiting for another lab command")) for d in labs]
     removed = tuple(
-        d.lab for d in labs if remove(d, lambda: g.notice("waiting for another lab command"))
+        RemovedLab(lab=r.lab, namespaces=r.namespaces, processes=r.processes) for r in done if r
     )
-    report = DownReport(ok=True, removed=removed)
-    emit_report(
-        g,
-        report,
-        lambda found, _: (
-            "".join(f"lab {name} removed\n" for name in found.removed)
-            or "no lab is up, nothing to do\n"
-        ),
-    )
+    emit_report(g, DownReport(ok=True, removed=removed), lambda found, _: _down_text(found))
+
+
+def _down_text(report: DownReport) -> str:
+    lines = [
+        f"lab {one.lab} removed: {one.namespaces} namespaces, {one.processes} processes; "
+        "nothing is left (checked)"
+        for one in report.removed
+    ]
+    return "\n".join(lines or ["no lab is up, nothing to do"])
 
 
 def _short(name: str) -> str:
@@ -254,7 +264,7 @@ def _demo_text(report: DemoReport, style: Style) -> str:
     said.append(
         "No iptables rule in any namespace."
         if not rules
-        else f"{rules} iptables rules in the lab's namespaces."
+        else f"{rules} iptables rule{'s' * (rules > 1)} in the lab's namespaces."
     )
     lines = [render_table(report.flows, _FLOW_COLUMNS, style), " ".join(said), "\n"]
     far = {flow.to for flow in report.flows if flow.side == "in"}

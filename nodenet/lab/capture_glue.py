@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from typing import TYPE_CHECKING, Final
 
@@ -78,9 +79,16 @@ def proxy_argv(plan: LabPlan, node: Node) -> list[str]:
     ]
 
 
-def enrolments(instance: Instance) -> dict[str, PodRecord]:
-    """The enrolled pods by full name, also those that were enrolled by hand."""
-    return {record.name: record for record in read_records(instance)}
+def enrolments(plan: LabPlan) -> dict[str, PodRecord]:
+    """The enrolled pods of the lab by full name, whatever name they were enrolled by."""
+    by_inode = {record.netns_inode: record for record in read_records(plan.instance)}
+    found = {}
+    for pod in plan.pods:
+        with contextlib.suppress(FileNotFoundError):
+            record = by_inode.get(named_path(pod.netns).stat().st_ino)
+            if record is not None:
+                found[pod.full_name] = record
+    return found
 
 
 def remove(instance: Instance) -> None:
@@ -99,8 +107,12 @@ def remove(instance: Instance) -> None:
 def connections(instance: Instance) -> list[Connection]:
     """The kernel's record of every open connection of enrolled pods, the proxies' own included.
 
-    NotFound when the instance keeps no statistics.
+    NotSupported when there are none: an iptables lab on a kernel that cannot run the programs.
     """
     from nodenet.conns.reader import ConnReader
 
+    if not instance.exists():
+        raise NotSupported(
+            "statistics of this lab", "the capture's programs", hint="see: nodenet doctor"
+        )
     return ConnReader(instance).live(proxy=True)

@@ -73,7 +73,7 @@ def demo(directory: LabDir, *, requests: int = 3, chosen: Sequence[str] = ()) ->
         raise LabUnwell(
             f"lab {plan.lab} does not work: {wrong[0]}", hint="make it again: sudo nodenet lab up"
         )
-    enrolled = capture_glue.enrolments(plan.instance)
+    enrolled = capture_glue.enrolments(plan)
     with contextlib.ExitStack() as stack:
         callers = [
             stack.enter_context(_calling(directory, state, pod, calls, requests))
@@ -127,7 +127,7 @@ def check(report: DemoReport) -> None:
         )
     if not report.ok:
         raise FlowsUnexpected(
-            f"{report.iptables_rules} firewall rules in the lab's namespaces, expected none",
+            f"firewall rules in the lab's namespaces: {report.iptables_rules}, expected none",
             hint="see: nodenet lab exec a1 -- nft list ruleset",
         )
 

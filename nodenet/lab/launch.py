@@ -69,6 +69,8 @@ def main() -> None:
         os.close(null)
     os.setsid()
     os.chdir("/")
+    # whatever the shell of `lab up` had open besides must not live as long as the lab
+    os.closerange(3, 1 << 20)
     enter(spec["netns"], spec["cgroup"], spec["binds"])
     os.execv(spec["argv"][0], spec["argv"])
 

@@ -235,15 +235,38 @@ def every_lab(root: Path | None = None) -> list[str]:
     return sorted(e.name for e in where.iterdir() if e.is_dir())
 
 
-def pod_namespaces(root: Path | None = None) -> Iterator[tuple[Instance, str, Path]]:
-    """Every pod of every lab: (instance, ``lab/a1``, path of its namespace).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodPlace:
+    """Where a lab's pod is: what a command needs to enrol it by name."""
 
-    For commands that take a pod by name. A lab whose state cannot be read is passed over.
+    name: str
+    """``lab/a1``."""
+    netns: Path
+    node: str
+    node_number: int
+    """The node id its capture entries carry."""
+
+
+def pod_places(instance: Instance | None = None, root: Path | None = None) -> list[PodPlace]:
+    """Every pod of every lab, or of the one with that instance, enrolled or not.
+
+    A lab whose state cannot be read is passed over.
     """
+    found = []
     for lab in every_lab(root):
         directory = LabDir(lab) if root is None else LabDir(lab, root)
         with contextlib.suppress(StateBroken):
             state = directory.read()
-            if state is not None:
-                for pod in state.plan().pods:
-                    yield state.instance, pod.full_name, named_path(pod.netns)
+            if state is None or instance not in (None, state.instance):
+                continue
+            plan = state.plan()
+            found += [
+                PodPlace(
+                    name=pod.full_name,
+                    netns=named_path(pod.netns),
+                    node=pod.node,
+                    node_number=plan.node(pod.node).number,
+                )
+                for pod in plan.pods
+            ]
+    return found

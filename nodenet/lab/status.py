@@ -66,10 +66,11 @@ def status(directory: LabDir, *, now: float | None = None) -> LabStatus:
     state = directory.require()
     moment = time.time() if now is None else now
     wrong = problems(state)
-    enrolled = capture_glue.enrolments(state.instance)
+    plan = state.plan()
+    enrolled = capture_glue.enrolments(plan)
     workloads = {p.host: p for p in state.processes if p.role == "workload"}
     pods = []
-    for pod in state.plan().pods:
+    for pod in plan.pods:
         cookie = _cookie_of(pod.netns)
         record = enrolled.get(pod.full_name)
         pods.append(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from nodenet.errors import NodenetError, NotPermitted
+from nodenet.errors import NodenetError, NotPermitted, NotSupported
 from nodenet.kernel.cgroups import Cgroup
 from nodenet.kernel.netns import NetNs, named_path
 from nodenet.lab import capture_glue, cgroups, processes
@@ -89,6 +89,7 @@ def up(
             return UpResult(state=state, already=True, seconds=time.monotonic() - started)
         with steps.step("check the host"):
             _check_names(plan)
+            _check_ipv6(plan)
             check_ranges(plan)
         state = state_of(plan, now=time.time(), cgroup=cgroups.lab_cgroup(plan.instance))
         directory.write(state)
@@ -146,6 +147,11 @@ def _check_names(plan: LabPlan) -> None:
             hint="remove it: sudo nodenet lab down"
             + ("" if plan.lab == "default" else f" --id {plan.lab}"),
         )
+
+
+def _check_ipv6(plan: LabPlan) -> None:
+    if plan.family.v6 and not Path("/proc/sys/net/ipv6").exists():
+        raise NotSupported("ipv6", "a kernel with IPv6 switched on", hint="or use --family 4")
 
 
 class _Maker:

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from nodenet.kernel import netns
-from nodenet.lab.cgroups import lab_cgroup
 from nodenet.lab.down import down
+from nodenet.lab.down import remains as look
 from nodenet.lab.state import LabDir
-from nodenet.paths import Instance
 
 Remains = Callable[[str], list[str]]
 
 
 @pytest.fixture
 def remains() -> Remains:
-    """A function: every trace of a lab on this machine, by what it is called."""
+    """A function: every trace of a lab on this machine, its directory and lock included."""
 
-    def look(lab: str) -> list[str]:
-        instance = Instance(lab)
+    def find(lab: str) -> list[str]:
         directory = LabDir(lab)
-        cgroup = lab_cgroup(instance)
-        paths = [instance.run, instance.pins, directory.path, directory.lock_path]
-        found = [str(p) for p in (*paths, *([cgroup] if cgroup else [])) if p.exists()]
-        return found + [name for name in netns.names() if name.startswith(f"nn-{lab}-")]
+        paths = (directory.path, directory.lock_path)
+        return [*look(directory), *(str(path) for path in paths if path.exists())]
 
-    return look
+    return find
 
 
 @pytest.fixture
@@ -41,4 +35,3 @@ def lab(remains: Remains) -> Iterator[LabDir]:
     finally:
         down(directory)
     assert remains(directory.lab) == []
-    assert not Path(f"/run/netns/nn-{directory.lab}-net").exists()

@@ -30,6 +30,8 @@ from nodenet.lab.up import LabDiffers, UpResult, up
 
 pytestmark = [pytest.mark.root]
 
+_KILLED = Path(__file__).with_name("killed_up.py")
+
 
 class _Quiet:
     """Progress that nobody looks at."""
@@ -108,10 +110,12 @@ def test_down_leaves_nothing_and_is_idempotent(
 ) -> None:
     state = _up(lab).state
     assert len(remains(lab.lab)) >= 9
-    assert down(lab)
+    removed = down(lab)
+    assert removed is not None
+    assert (removed.namespaces, removed.processes) == (7, 4)
     assert remains(lab.lab) == []
     assert not any(processes.alive(p) for p in state.processes)
-    assert not down(lab)
+    assert down(lab) is None
 
 
 def test_down_ends_what_was_started_by_hand(lab: LabDir) -> None:
@@ -167,7 +171,34 @@ def test_a_strangers_namespace_is_never_taken(lab: LabDir) -> None:
 
 def test_namespaces_without_a_state_are_removed_by_down(lab: LabDir) -> None:
     make_network(_plan(lab))
-    assert down(lab)
+    removed = down(lab)
+    assert removed is not None and removed.namespaces == 7
+
+
+def test_a_shell_inside_the_lab_cannot_remove_it(lab: LabDir) -> None:
+    _up(lab)
+    argv = (sys.executable, "-m", "nodenet.cli.main", "lab", "down", "--id", lab.lab)
+    done = _exec(lab, "b1", *argv)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"nodenet: this shell runs inside lab {lab.lab}: nn-{lab.lab}-b1; leave it first: exit\n"
+    )
+    assert status(lab).ok
+
+
+def test_the_lab_inherits_nothing_of_the_shell_that_made_it(lab: LabDir) -> None:
+    read, write = os.pipe()
+    try:
+        os.set_inheritable(write, True)
+        state = _up(lab).state
+        for process in state.processes:
+            fds = Path(f"/proc/{process.pid}/fd")
+            targets = {os.readlink(fd) for fd in fds.iterdir()}
+            assert os.readlink(f"/proc/self/fd/{write}") not in targets
+            assert os.getsid(process.pid) == process.pid
+    finally:
+        os.close(read)
+        os.close(write)
 
 
 def test_an_unreadable_state_is_made_again(lab: LabDir) -> None:
@@ -222,37 +253,9 @@ def test_two_ups_at_once_make_one_lab(lab: LabDir) -> None:
     assert results[0].state == results[1].state == results[2].state
 
 
-#: Makes a lab and is killed by SIGKILL at the given event; events are what the interpreter audits:
-#: opened files, system calls of os and socket, started processes.
-_KILLED = """
-import os, signal, sys
-from contextlib import contextmanager
-from nodenet.lab.plan import make_plan
-from nodenet.lab.state import LabDir
-from nodenet.lab.up import up
-import pyroute2
-class Quiet:
-    @contextmanager
-    def step(self, name):
-        yield
-name, enroll, limit = sys.argv[1], sys.argv[2] == "enroll", int(sys.argv[3])
-seen = 0
-def count(event, args):
-    global seen
-    seen += 1
-    if seen == limit:
-        os.kill(os.getpid(), signal.SIGKILL)
-plan = make_plan(instance_id=name, enroll=enroll)
-directory = LabDir(name)
-sys.addaudithook(count)
-up(plan, directory, Quiet())
-print(seen)
-"""
-
-
 def _killed_up(lab: LabDir, limit: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", _KILLED, lab.lab, "plain", str(limit)],
+        [sys.executable, str(_KILLED), lab.lab, "plain", str(limit)],
         capture_output=True,
         text=True,
         timeout=60,

@@ -16,9 +16,10 @@ from nodenet.lab.state import (
     ProcessRecord,
     StateBroken,
     every_lab,
-    pod_namespaces,
+    pod_places,
     state_of,
 )
+from nodenet.paths import Instance
 
 
 @pytest.fixture
@@ -118,9 +119,12 @@ def test_labs_and_their_pods_are_listed(directory: LabDir) -> None:
     LabDir("y", directory.root).path.mkdir()
     LabDir("y", directory.root).state_path.write_text("broken")
     assert every_lab(directory.root) == ["x", "y"]
-    found = list(pod_namespaces(directory.root))
-    assert [(i.id, name, path.name) for i, name, path in found][:2] == [
-        ("x", "lab/a1", "nn-x-a1"),
-        ("x", "lab/b1", "nn-x-b1"),
+    found = pod_places(root=directory.root)
+    assert [(p.name, p.netns.name, p.node, p.node_number) for p in found][:3] == [
+        ("lab/a1", "nn-x-a1", "n1", 1),
+        ("lab/b1", "nn-x-b1", "n1", 1),
+        ("lab/a2", "nn-x-a2", "n2", 2),
     ]
     assert len(found) == 6
+    assert pod_places(Instance("x"), directory.root) == found
+    assert pod_places(Instance("z"), directory.root) == []
