@@ -213,8 +213,8 @@ def _load(
         if number == errno.EPERM:
             raise pins.refused(f"load program {defn.name}", defn.hook) from error
         log = _verifier_log(defn, code, btf_id)
-        if log is None:
-            raise
+        if log is None:  # a passing shortage: the second try went well
+            return Program(_prog_load(defn, code, btf_id, None), defn)
         if number == errno.EINVAL and not log:
             # the type or the attach point is unknown; nothing was verified
             raise NotSupported(defn.hook, "a newer kernel") from error
