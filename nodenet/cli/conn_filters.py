@@ -89,5 +89,5 @@ def filter_of(options: FilterOptions) -> Filter:
         reason=options["reason"],
         process=options["process"],
         since_seconds=options["since"],
-        families=[f for f, wanted in ((4, options["ipv4"]), (6, options["ipv6"])) if wanted],
+        families=tuple(f for f, on in ((4, options["ipv4"]), (6, options["ipv6"])) if on),
     )

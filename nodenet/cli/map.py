@@ -68,24 +68,37 @@ def show(g: Globals, which: str | None, everything: bool) -> None:
 
 
 def maps(instance: Instance, *, everything: bool) -> list[MapRow]:
-    """The rows; connections are counted by their iterator, the map type cannot be."""
-    import msgspec
+    """The rows; what the map types themselves cannot say is counted by the reader."""
+    from nodenet.kernel.objects import all_maps, instance_maps, read_schema
 
+    find = all_maps if everything else instance_maps
+    counts = _counts(instance)
+    return [
+        _counted(row, counts[row.name]) if row.pinned and row.name in counts else row
+        for row in find(instance, read_schema(instance))
+    ]
+
+
+def _counts(instance: Instance) -> dict[str, tuple[int, int | None]]:
+    """Entries and evicted ones of socket storage, which has no count, and of the closed ring."""
     from nodenet.conns.decode import RECORD_SIZE
     from nodenet.conns.reader import ConnReader
-    from nodenet.kernel.objects import all_maps, instance_maps, read_schema
 
     reader = ConnReader(instance)
     try:
-        evicted = {"closed": reader.counters().evicted}
-        live: int | None = len(reader.live_records()) // RECORD_SIZE
+        counters = reader.counters()
+        live = len(reader.live_records()) // RECORD_SIZE
     except NotFound:  # not loaded, or not to the end
-        evicted, live = {}, None
-    find = all_maps if everything else instance_maps
-    return [
-        msgspec.structs.replace(row, entries=live) if row.pinned and row.name == "conns" else row
-        for row in find(instance, read_schema(instance), evicted)
-    ]
+        return {}
+    return {"conns": (live, None), "closed": (counters.closed_kept, counters.evicted)}
+
+
+def _counted(row: MapRow, counts: tuple[int, int | None]) -> MapRow:
+    import msgspec
+
+    entries, evicted = counts
+    fill = round(100 * entries / row.max_entries, 2) if row.max_entries else None
+    return msgspec.structs.replace(row, entries=entries, fill=fill, evicted=evicted)
 
 
 def _chosen(rows: list[MapRow], which: str | None) -> list[MapRow]:

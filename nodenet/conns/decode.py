@@ -322,14 +322,24 @@ def end_times(raw: bytes | memoryview) -> Iterator[int]:
     return (end_ns for (end_ns,) in _END.iter_unpack(raw))
 
 
-def ended_since(raw: memoryview, boot_ns: int) -> memoryview:
-    """The records written at that moment (CLOCK_BOOTTIME ns) or later."""
-    kept = b"".join(
-        raw[i * RECORD_SIZE : (i + 1) * RECORD_SIZE]
-        for i, end_ns in enumerate(end_times(raw))
-        if end_ns >= boot_ns
-    )
-    return memoryview(kept)
+def written_records(raw: memoryview, since_boot_ns: int = 0) -> memoryview:
+    """The slots of a ring that hold a record, of that moment (CLOCK_BOOTTIME ns) or later."""
+    words = raw.cast("Q")
+    cookies = words[_AT["cookie"] // 8 :: _WORDS].tolist()
+    ends = words[_AT["end_ns"] // 8 :: _WORDS].tolist()
+    kept = [i for i, cookie in enumerate(cookies) if cookie and ends[i] >= since_boot_ns]
+    if len(kept) == len(cookies):
+        return raw
+    return memoryview(b"".join(raw[i * RECORD_SIZE : (i + 1) * RECORD_SIZE] for i in kept))
+
+
+def find_record(raw: memoryview, cookie: int) -> memoryview | None:
+    """The record of that connection, None when there is none."""
+    try:
+        i = raw.cast("Q")[_AT["cookie"] // 8 :: _WORDS].tolist().index(cookie)
+    except ValueError:
+        return None
+    return raw[i * RECORD_SIZE : (i + 1) * RECORD_SIZE]
 
 
 def offsets_by_netns(raw: memoryview) -> dict[int, list[int]]:

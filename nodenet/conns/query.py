@@ -148,7 +148,7 @@ def summary(reader: ConnReader, wanted: Filter, by: By, *, now_ns: int) -> Summa
     closed: list[Connection] = []
     totals: list[Total] | None = None
     if from_totals:
-        totals = [t for t in reader.totals() if not t.proxy and _is_of(t, reader, compiled)]
+        totals = [t for t in reader.totals() if _is_of(t, reader, compiled)]
     else:
         closed = flat(closed_connections(reader, wanted))
     rows, total = summarise(by, live, closed, totals, since=since)

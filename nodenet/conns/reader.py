@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from nodenet import abi
 from nodenet.conns.connection import Connection
-from nodenet.conns.decode import CgroupTexts, Decoder, ended_since
+from nodenet.conns.decode import CgroupTexts, Decoder, find_record, written_records
 from nodenet.conns.names import Names
 from nodenet.errors import NotFound
 from nodenet.paths import Instance
@@ -99,37 +99,30 @@ class ConnReader:
     ) -> list[Connection]:
         """The connections that closed lately, in no particular order.
 
-        At most as many as the kernel keeps; ``evicted`` of `counters` says how many it has no
-        more. ``since_boot_ns`` (CLOCK_BOOTTIME) leaves out those that ended before.
+        At most `nodenet.abi.CLOSED_KEPT`; ``evicted`` of `counters` says how many are no longer
+        there. ``since_boot_ns`` (CLOCK_BOOTTIME) leaves out those that ended before.
         """
         return self.decoder.rows(self.closed_records(since_boot_ns), proxy=proxy, netns=netns)
 
     def closed_records(self, since_boot_ns: int = 0) -> memoryview:
         """The raw records behind `closed`."""
         with self._open("closed") as table:
-            raw = table.read_all().values
-        return ended_since(raw, since_boot_ns) if since_boot_ns else raw
+            return written_records(table.read_all().values, since_boot_ns)
 
     def find(self, cookie: int) -> Connection:
         """The connection with that socket cookie, open or lately closed, the proxy's own too.
 
         `NoConnection` when there is none.
         """
-        with self._open("closed") as table:
-            # closed first: it may close between the two looks, but never opens again
-            raw = table.lookup(abi.COOKIE_KEY.pack(cookie=cookie))
-            if raw is None:
-                for row in self.live(proxy=True):
-                    if int(row.id, 16) == cookie:
-                        return row
-                raw = table.lookup(abi.COOKIE_KEY.pack(cookie=cookie))
-            kept = table.max_entries
-        if raw is None:
-            raise NoConnection(
-                f"no connection {cookie:x}: closed or never seen (kept: the last {kept})",
-                hint="try: nodenet conn watch",
-            )
-        return self.decoder.rows(raw)[0]
+        # the open ones first: it may close between the two looks, but never opens again
+        for raw in (self.live_records(), self.closed_records()):
+            found = find_record(raw, cookie)
+            if found is not None:
+                return self.decoder.rows(found)[0]
+        raise NoConnection(
+            f"no connection {cookie:x}: closed or never seen (kept: the last {abi.CLOSED_KEPT})",
+            hint="try: nodenet conn watch",
+        )
 
     def totals(self) -> list[Total]:
         """Sums since the enrolment by pod, direction, reason and backend.
@@ -145,13 +138,8 @@ class ConnReader:
         """Decisions taken, connections recorded, and what was lost."""
         from nodenet.conns.totals import read_counters
 
-        with (
-            self._open("stat") as stat,
-            self._open("live") as live,
-            self._open("agg") as agg,
-            self._open("closed") as closed,
-        ):
-            return read_counters(stat, live, agg, closed)
+        with self._open("stat") as stat, self._open("live") as live:
+            return read_counters(stat, live)
 
     def _open(self, name: str) -> Map:
         # here and above: listing open connections is one read, and must not pay for bpf(2)

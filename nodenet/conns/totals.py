@@ -8,7 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from nodenet import abi
-from nodenet.abi import Direction, Reason, Stat, Via
+from nodenet.abi import Direction, Live, Reason, Stat, Via
 from nodenet.conns.decode import reason_texts
 from nodenet.conns.names import Names
 from nodenet.kernel.maps import Map
@@ -22,7 +22,10 @@ _VIAS: Final[dict[int, Literal["ebpf", "iptables"]]] = {
 
 
 class Total(msgspec.Struct, frozen=True, kw_only=True):
-    """What one kind of connection of a pod sums up to since the enrolment."""
+    """What one kind of connection of a pod sums up to since the enrolment.
+
+    The proxy's own sockets are not counted: each connection has one end that is the pod's.
+    """
 
     pod: str | None
     pod_id: int
@@ -30,8 +33,6 @@ class Total(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None
     rule: str | None
     captured_by: Literal["ebpf", "iptables", "none"]
-    proxy: bool
-    """Whether these are the proxy's own sockets."""
     opened: int
     closed: int
     failed: int
@@ -59,9 +60,9 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     live: int
     """Connections recorded now, the proxy's own not counted."""
     closed: int
-    """Connections that have closed."""
+    """Connections that have closed, the proxy's own too."""
     closed_kept: int
-    """How many of those the map of closed connections still has."""
+    """How many of those the kernel still has the record of."""
     evicted: int
     """How many it has no more."""
     events_lost: int
@@ -92,7 +93,6 @@ def read_totals(agg: Map, names: Names) -> list[Total]:
                 reason=reason,
                 rule=rule,
                 captured_by=_VIAS.get(via, "none"),
-                proxy=is_proxy_total(direction, number),
                 opened=opened,
                 closed=closed,
                 failed=failed,
@@ -105,11 +105,6 @@ def read_totals(agg: Map, names: Names) -> list[Total]:
     return sorted(
         found, key=lambda t: (t.pod or "", t.pod_id, t.dir, t.reason or "", t.captured_by)
     )
-
-
-def is_proxy_total(direction: int, reason: int) -> bool:
-    """Whether a total is of the proxy's own sockets: the kernel files them under these reasons."""
-    return reason == Reason.PROXY or (direction == Direction.IN and reason == Reason.HBONE)
 
 
 def read_stat(stat: Map) -> list[int]:
@@ -128,7 +123,7 @@ def read_lost(stat: Map) -> int:
     return sum(int.from_bytes(value, "little") for value in values)
 
 
-def read_counters(stat: Map, live: Map, agg: Map, closed: Map) -> Counters:
+def read_counters(stat: Map, live: Map) -> Counters:
     """All of `Counters`. The maps change meanwhile, so the parts fit only nearly."""
     counts = read_stat(stat)
     decisions: list[Decisions] = []
@@ -144,17 +139,16 @@ def read_counters(stat: Map, live: Map, agg: Map, closed: Map) -> Counters:
                         count=count,
                     )
                 )
-    kept = closed.count()
-    ended = sum(
-        abi.AGG.struct.unpack(value)[1] for _, values in agg.items_percpu() for value in values
+    now, closed = (
+        int.from_bytes(live.lookup(abi.INDEX_KEY.pack(index=index)) or b"", "little")
+        for index in (Live.NOW, Live.CLOSED)
     )
     return Counters(
         decisions=tuple(decisions),
-        live=int.from_bytes(live.lookup(abi.INDEX_KEY.pack(index=0)) or b"", "little"),
-        closed=ended,
-        closed_kept=kept,
-        # totals of pods that have gone are removed, their closed connections are not
-        evicted=max(ended - kept, 0),
+        live=now,
+        closed=closed,
+        closed_kept=min(closed, abi.CLOSED_KEPT),
+        evicted=max(closed - abi.CLOSED_KEPT, 0),
         events_lost=counts[Stat.EVENTS_LOST],
         no_storage=counts[Stat.NO_STORAGE],
         no_original=counts[Stat.NO_ORIGINAL],

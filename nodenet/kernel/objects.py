@@ -203,22 +203,20 @@ def all_programs(
     return [row for row in found if row is not None]
 
 
-def instance_maps(
-    instance: Instance, schema: int | None, evicted: Mapping[str, int]
-) -> list[MapRow]:
-    """The maps an instance has pinned, by name. ``evicted`` by map name, where it is known."""
+def instance_maps(instance: Instance, schema: int | None) -> list[MapRow]:
+    """The maps an instance has pinned, by name."""
     holders = find_holders("map")
     rows = []
     for path in _files(instance.maps):
         with _opened(path) as fd:
             if fd is not None:
-                rows.append(_map_row(fd, holders, (str(path),), schema, evicted.get(path.name)))
+                rows.append(_map_row(fd, holders, (str(path),), schema))
     return rows
 
 
-def all_maps(instance: Instance, schema: int | None, evicted: Mapping[str, int]) -> list[MapRow]:
+def all_maps(instance: Instance, schema: int | None) -> list[MapRow]:
     """Every map of the kernel by id; our keys are filled in for the instance's."""
-    ours = {row.id: row for row in instance_maps(instance, schema, evicted)}
+    ours = {row.id: row for row in instance_maps(instance, schema)}
     holders = find_holders("map")
     rows = []
     for ident in _ids(Command.MAP_GET_NEXT_ID):
@@ -228,7 +226,7 @@ def all_maps(instance: Instance, schema: int | None, evicted: Mapping[str, int])
         with contextlib.suppress(NodenetError):
             fd = map_by_id(ident)
             try:
-                rows.append(_map_row(fd, holders, (), None, None))
+                rows.append(_map_row(fd, holders, (), None))
             finally:
                 os.close(fd)
     return rows
@@ -350,7 +348,6 @@ def _map_row(
     holders: Mapping[int, tuple[Holder, ...]],
     pinned: tuple[str, ...],
     schema: int | None,
-    evicted: int | None,
 ) -> MapRow:
     raw = bytearray(_MAP_INFO_BYTES)
     object_info(fd, raw)
@@ -372,7 +369,7 @@ def _map_row(
         pinned=pinned,
         entries=entries,
         fill=round(100 * entries / bound, 2) if entries is not None and bound else None,
-        evicted=evicted,
+        evicted=None,
         schema=schema,
     )
 
