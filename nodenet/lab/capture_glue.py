@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from nodenet.capture.records import PodRecord, read_records
-from nodenet.errors import NodenetError, NotSupported
+from nodenet.errors import NotSupported
 from nodenet.kernel.netns import named_path
 from nodenet.lab.plan import LabPlan, Node, Pod
 from nodenet.paths import Instance
@@ -15,13 +15,6 @@ from nodenet.paths import Instance
 if TYPE_CHECKING:
     from nodenet.capture.session import Capture
     from nodenet.conns.connection import Connection
-
-#: Seconds a node's proxy has to open a pod's listeners before `lab up` fails.
-LISTENERS_SECONDS: Final = 10.0
-
-
-class ProxyNotListening(NodenetError):
-    """A pod was enrolled, but no proxy serves it."""
 
 
 def load(plan: LabPlan) -> Capture:
@@ -47,8 +40,11 @@ def load(plan: LabPlan) -> Capture:
     return capture
 
 
-def enroll(capture: Capture, plan: LabPlan, pod: Pod) -> None:
-    """Captures a pod and waits for its proxy. Raises ProxyNotListening after the deadline."""
+def enroll(capture: Capture, plan: LabPlan, pod: Pod, *, wait: float) -> bool:
+    """Captures a pod; whether its proxy listens, waiting ``wait`` seconds for it the first time.
+
+    A second call changes nothing and answers at once.
+    """
     from nodenet.capture.options import EnrolOptions
 
     result = capture.enroll(
@@ -57,13 +53,10 @@ def enroll(capture: Capture, plan: LabPlan, pod: Pod) -> None:
         node=pod.node,
         node_id=plan.node(pod.node).number,
         options=EnrolOptions(backend=plan.backend),
-        wait=LISTENERS_SECONDS,
+        wait=wait,
     )
-    if capture.has_bpf and not result.listeners:
-        raise ProxyNotListening(
-            f"no proxy serves {pod.full_name}: nobody listens in its namespace after "
-            f"{LISTENERS_SECONDS:.0f} s"
-        )
+    # without the programs nobody is told of listeners
+    return bool(result.listeners) or not capture.has_bpf
 
 
 def proxy_argv(plan: LabPlan, node: Node) -> list[str]:

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 STEP_COUNT: Final = 6
 #: Seconds a workload has to listen.
 WORKLOAD_SECONDS: Final = 10.0
+#: Seconds a node's proxy has to listen in a pod, and after how many it is looked whether it lives.
+PROXY_SECONDS: Final = 10.0
+_FIRST_WAIT_SECONDS: Final = 2.0
 _RETRY_SECONDS: Final = 0.01
 
 
@@ -59,6 +62,10 @@ class UpResult:
 
 class LabDiffers(NodenetError):
     """A lab of that name is up, but not the one asked for."""
+
+
+class ProxyNotListening(NodenetError):
+    """A pod was enrolled, but its node's proxy does not serve it."""
 
 
 class WorkloadNotListening(NodenetError):
@@ -193,10 +200,11 @@ class _Maker:
                     self._enroll(capture, pod, proxies[pod.node])
 
     def _enroll(self, capture: Capture, pod: Pod, proxy: ProcessRecord) -> None:
-        try:
-            capture_glue.enroll(capture, self._plan, pod)
-        except capture_glue.ProxyNotListening as error:
-            raise _with_output(error, proxy) from error
+        deadline = time.monotonic() + PROXY_SECONDS
+        while not capture_glue.enroll(capture, self._plan, pod, wait=_FIRST_WAIT_SECONDS):
+            if time.monotonic() >= deadline or not processes.alive(proxy):
+                raise _with_output(ProxyNotListening(f"no proxy listens in {pod.full_name}"), proxy)
+            time.sleep(_RETRY_SECONDS)
 
     def _start_workload(self, pod: Pod) -> ProcessRecord:
         argv = ["-m", "nodenet.lab.workload", "serve"]

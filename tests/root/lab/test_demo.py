@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,20 @@ import pytest
 
 from nodenet.capture.session import Capture
 from nodenet.lab import processes
+from nodenet.lab.plan import make_plan
 from nodenet.lab.state import LabDir
+from nodenet.lab.up import ProxyNotListening, up
 from nodenet.paths import Instance
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
+
+
+class _Quiet:
+    """Progress that nobody looks at."""
+
+    @contextlib.contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        yield
 
 
 def _lab(lab: LabDir, verb: str, *argv: str) -> subprocess.CompletedProcess[str]:
@@ -152,6 +163,18 @@ def test_without_its_proxy_a_lab_is_not_well_and_made_again(lab: LabDir) -> None
     assert made.returncode == 0
     assert f"making it again: proxy of n1 (pid {proxy.pid}) ended" in made.stderr
     assert _report(lab, "demo", "--requests", "1")["ok"]
+
+
+def test_a_proxy_that_does_not_start_is_quoted(
+    lab: LabDir, remains: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = ["-c", "raise SystemExit('no port left')"]
+    monkeypatch.setattr("nodenet.lab.capture_glue.proxy_argv", lambda plan, node: script)
+    plan = make_plan(instance_id=lab.lab)
+    with pytest.raises(ProxyNotListening) as caught:
+        up(plan, lab, _Quiet())
+    assert caught.value.line() == "no proxy listens in lab/a1; it wrote: no port left"
+    assert remains(lab.lab) == []
 
 
 _KILLED = Path(__file__).with_name("killed_up.py")
