@@ -94,6 +94,13 @@ enum nn_reason {
 #define NN_STAT_LISTENER_OK 71u
 #define NN_STAT_MAX 128u
 
+/* indices into live */
+#define NN_LIVE_NOW 0u		/* connections recorded now */
+#define NN_LIVE_CLOSED 1u	/* connections closed since the programs were loaded */
+#define NN_LIVE_MAX 2u
+
+#define NN_CLOSED_KEPT 16384u	/* entries of closed, a power of two */
+
 struct nn_ip {
 	__u32 w[4];
 };

@@ -19,7 +19,10 @@ BPF_F_TABLE("hash", struct nn_ip, struct nn_lip, lips, 16384, 0);
 /* Excluded ports per pod and direction. Only looked at when the pod has NN_POD_PORTS. */
 BPF_F_TABLE("hash", struct nn_port_key, u8, ports, 65536, BPF_F_NO_PREALLOC);
 
-/* Excluded destinations per pod, outbound. Only looked at when the pod has NN_POD_CIDRS. */
+/*
+ * Excluded destinations per pod, outbound; the value is the IP version, 4 or 6. Only looked at when
+ * the pod has NN_POD_CIDRS.
+ */
 BPF_F_TABLE("lpm_trie", struct nn_cidr_key, u8, cidrs, 16384, BPF_F_NO_PREALLOC);
 
 /*
@@ -81,8 +84,12 @@ __attribute__((section("maps/sk_storage"))) struct dnsd_table_t dnsd = {
 };
 BPF_ANNOTATE_KV_PAIR(dnsd, int, struct nn_dns);
 
-/* The last connections that closed, by cookie. Evicts the oldest; `closed` in agg keeps count. */
-BPF_F_TABLE("lru_hash", u64, struct nn_event, closed, 16384, 0);
+/*
+ * The last connections that closed, a ring: number live[NN_LIVE_CLOSED] goes over the oldest. Not a
+ * hash by cookie: an LRU hash cost as much as all the rest of a connection's record.
+ * A cookie of 0 is a slot that nothing was written to yet, or that is being written.
+ */
+BPF_ARRAY(closed, struct nn_event, NN_CLOSED_KEPT);
 
 /* Events for readers, only while `watch` says that somebody reads. Full: NN_STAT_EVENTS_LOST. */
 BPF_RINGBUF_OUTPUT(evs, 1024);
@@ -93,8 +100,8 @@ BPF_F_TABLE("percpu_hash", struct nn_agg_key, struct nn_agg, agg, 65536, BPF_F_N
 /* One counter a decision row and an error (nn_abi.h). */
 BPF_F_TABLE("percpu_array", u32, u64, stat, NN_STAT_MAX, 0);
 
-/* How many connections are recorded now; cfg.max_live is the bound. */
-BPF_ARRAY(live, u64, 1);
+/* How many connections are recorded now (cfg.max_live is the bound), and how many have closed. */
+BPF_ARRAY(live, u64, NN_LIVE_MAX);
 
 /* Per event kind: until when (CLOCK_BOOTTIME ns) somebody wants it. Readers push it forward. */
 BPF_ARRAY(watch, u64, NN_EV_KINDS);

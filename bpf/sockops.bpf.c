@@ -245,14 +245,32 @@ static __always_inline void nn_on_accept(struct bpf_sock_ops *s, struct bpf_sock
 		conns.sk_storage_delete(sk);
 }
 
+/*
+ * The slot of `closed` for one more connection; its cookie is 0 until the record is whole. The
+ * record is built there and not on the stack: 208 bytes are written once.
+ */
+static __always_inline struct nn_event *nn_closed_slot(void)
+{
+	u32 index = NN_LIVE_CLOSED;
+	u64 *n = live.lookup(&index);
+	struct nn_event *e;
+
+	if (!n)
+		return 0;
+	index = __sync_fetch_and_add(n, 1) & (NN_CLOSED_KEPT - 1);
+	e = closed.lookup(&index);
+	if (e)
+		*(volatile u64 *)&e->conn.cookie = 0;
+	return e;
+}
+
 static __always_inline void nn_on_close(struct bpf_sock_ops *s, struct bpf_sock *sk,
 					struct nn_conn *c, u32 old_state)
 {
-	struct nn_event e = {};
-	struct nn_pod *p = pods.lookup(&c->netns);
+	struct nn_event *e;
+	struct nn_pod *p;
 	struct nn_agg *a;
-	u32 zero = 0;
-	u64 cookie;
+	u32 now = NN_LIVE_NOW;
 	void *t;
 
 	if (c->flags & NN_CF_BYP) {
@@ -264,23 +282,26 @@ static __always_inline void nn_on_close(struct bpf_sock_ops *s, struct bpf_sock 
 		byp.delete(&k);
 	}
 	if (c->flags & NN_CF_COUNTED) {
-		u64 *n = live.lookup(&zero);
+		u64 *n = live.lookup(&now);
 
 		if (n)
 			__sync_fetch_and_add(n, -1);
 		c->flags &= ~NN_CF_COUNTED;
 	}
-	e.conn = *c;
-	e.end_ns = nn_boot_ns();
-	e.old_state = old_state;
-	e.pod_id = p ? p->id : 0;
+	e = nn_closed_slot();
 	t = nn_tcp_sock(sk);
-	if (t)
-		nn_read_counters(&e, t);
-	e.kind = NN_EV_CLOSED;
-	cookie = c->cookie;
-	closed.update(&cookie, &e);
-	nn_emit(&e, NN_EV_CLOSED);
+	if (!e || !t)
+		return;
+	p = pods.lookup(&c->netns);
+	__builtin_memcpy(&e->conn.netns, &c->netns, sizeof(*c) - sizeof(c->cookie));
+	e->end_ns = nn_boot_ns();
+	e->old_state = old_state;
+	e->pod_id = p ? p->id : 0;
+	nn_read_counters(e, t);
+	e->kind = NN_EV_CLOSED;
+	asm volatile("" ::: "memory");
+	*(volatile u64 *)&e->conn.cookie = c->cookie;
+	nn_emit(e, NN_EV_CLOSED);
 	if (!p)
 		return;
 	a = nn_totals(c, p->id);
@@ -289,32 +310,36 @@ static __always_inline void nn_on_close(struct bpf_sock_ops *s, struct bpf_sock 
 	a->closed += 1;
 	if (old_state == NN_SYN_SENT)
 		a->failed += 1;
-	a->bytes_sent += e.bytes_sent;
-	a->bytes_received += e.bytes_received;
-	a->retransmits += e.retransmits;
-	a->segs_out += e.segs_out;
+	a->bytes_sent += e->bytes_sent;
+	a->bytes_received += e->bytes_received;
+	a->retransmits += e->retransmits;
+	a->segs_out += e->segs_out;
 }
 
+/* Only three states matter; the others cost no look-up. c->state is right again at close. */
 static __always_inline void nn_on_state(struct bpf_sock_ops *s, struct bpf_sock *sk)
 {
-	struct nn_conn *c = conns.sk_storage_get(sk, 0, 0);
 	u32 old_state = s->args[0], state = s->args[1];
 	u32 kind = NN_EV_ESTABLISHED;
+	struct nn_conn *c;
 	u64 *until;
 
+	if (state == NN_ESTABLISHED) {
+		until = watch.lookup(&kind);
+		if (!until || !*until)
+			return;
+	} else if (state != NN_CLOSE && state != NN_CLOSE_WAIT) {
+		return;
+	}
+	c = conns.sk_storage_get(sk, 0, 0);
 	if (!c || (c->flags & NN_CF_LISTENER))
 		return;
 	c->state = state;
-	if (state == NN_CLOSE_WAIT)
+	if (state == NN_CLOSE_WAIT) {
 		c->flags |= NN_CF_PEER_FIN;
-	if (state == NN_CLOSE) {
+	} else if (state == NN_CLOSE) {
 		nn_on_close(s, sk, c, old_state);
-		return;
-	}
-	if (state != NN_ESTABLISHED)
-		return;
-	until = watch.lookup(&kind);
-	if (until && *until) {
+	} else if (c->dir == NN_DIR_OUT) {	/* inbound, accept has told it already */
 		struct nn_pod *p = pods.lookup(&c->netns);
 		struct nn_event e = {};
 

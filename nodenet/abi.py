@@ -194,6 +194,17 @@ class Stat(IntEnum):
 
 STAT_MAX: Final = 128
 
+
+class Live(IntEnum):
+    """Indices of the ``live`` array."""
+
+    NOW = 0
+    CLOSED = 1
+
+
+#: How many closed connections the kernel keeps: number N is in slot N modulo this.
+CLOSED_KEPT: Final = 16_384
+
 #: Row of the decision order by reason (spec of the decision: docs/parity.md).
 OUT_RULES: Final[dict[Reason, str]] = {
     Reason.NOT_TCP: "O1",
@@ -455,11 +466,11 @@ MAPS: Final[dict[str, MapDef]] = {
         MapDef("lsn", MapType.SOCKHASH, LSN_KEY, COUNTER, 16384),
         MapDef("conns", MapType.SK_STORAGE, _SK, CONN, 0, F_NO_PREALLOC | F_CLONE),
         MapDef("dnsd", MapType.SK_STORAGE, _SK, DNS, 0, F_NO_PREALLOC),
-        MapDef("closed", MapType.LRU_HASH, COOKIE_KEY, EVENT, 16384),
+        MapDef("closed", MapType.ARRAY, INDEX_KEY, EVENT, CLOSED_KEPT),
         MapDef("evs", MapType.RINGBUF, None, None, EVENTS_BYTES),
         MapDef("agg", MapType.PERCPU_HASH, AGG_KEY, AGG, 65536, F_NO_PREALLOC),
         MapDef("stat", MapType.PERCPU_ARRAY, INDEX_KEY, COUNTER, STAT_MAX),
-        MapDef("live", MapType.ARRAY, INDEX_KEY, COUNTER, 1),
+        MapDef("live", MapType.ARRAY, INDEX_KEY, COUNTER, len(Live)),
         MapDef("watch", MapType.ARRAY, INDEX_KEY, COUNTER, len(EventKind)),
     )
 }

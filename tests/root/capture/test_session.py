@@ -47,6 +47,12 @@ def connect_from(where: Namespace, host: str, port: int) -> int:
         return client.connect_ex((host, port))
 
 
+def closed_events(capture: Capture) -> list[dict[str, int | bytes]]:
+    """The slots of the ring of closed connections that have been written."""
+    events = [abi.EVENT.unpack(raw) for _, raw in capture.maps["closed"].items()]
+    return [event for event in events if event["cookie"]]
+
+
 def state_of(instance: Instance) -> dict[str, object]:
     """The kernel state of an instance, without what differs from run to run."""
     found: dict[str, object] = {}
@@ -104,12 +110,8 @@ def test_listeners_older_than_the_enrolment_are_taken_over(
     assert result.listeners == (15001, 15006, 15053, 15008)
     assert connect_from(pod, "10.99.0.2", 80) == 0
     # what the proxy accepts knows where it was going
-    wait_until(lambda: capture.maps["closed"].count() == 2)
-    handed = [
-        event
-        for _, raw in capture.maps["closed"].items()
-        if (event := abi.EVENT.unpack(raw))["local_port"] == 15001
-    ]
+    wait_until(lambda: len(closed_events(capture)) == 2)
+    handed = [event for event in closed_events(capture) if event["local_port"] == 15001]
     (flags,) = (int(e["flags"]) & ~abi.ConnFlag.PEER_FIN for e in handed)
     assert flags == abi.ConnFlag.PROXY | abi.ConnFlag.HANDED
     assert handed[0]["orig_port"] == 80
@@ -135,9 +137,9 @@ def test_a_server_older_than_the_enrolment_is_known_by_name(
             assert server.stdout.readline() == b"1\n"
             capture.enroll(inside.path, name="t/pod", options=EnrolOptions(direction="out"))
             assert connect_from(outside, "10.99.0.1", 80) == 0
-            wait_until(lambda: capture.maps["closed"].count() == 1)
-            ((_, raw),) = capture.maps["closed"].items()
-            assert abi.EVENT.unpack(raw)["pid"] == server.pid
+            wait_until(lambda: len(closed_events(capture)) == 1)
+            (event,) = closed_events(capture)
+            assert event["pid"] == server.pid
         finally:
             server.kill()
 
