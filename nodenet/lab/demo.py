@@ -23,11 +23,12 @@ from nodenet.errors import NodenetError, NotFound, UsageError
 from nodenet.kernel.cgroups import Cgroup
 from nodenet.kernel.netns import NetNs, named_path
 from nodenet.lab import capture_glue, cgroups, processes
-from nodenet.lab.flows import Call, Evidence, Flow, Pair, judge, pairs, rows
+from nodenet.lab.flows import Call, Flow, Pair, pairs, rows
 from nodenet.lab.plan import WORKLOAD_PORT, LabPlan, Pod
 from nodenet.lab.rules import count_rules
 from nodenet.lab.state import LabDir, LabState
 from nodenet.lab.status import problems
+from nodenet.lab.verdicts import Evidence, judge
 
 #: Seconds one connection with its request may take.
 CALL_SECONDS: Final = 3.0
