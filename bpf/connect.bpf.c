@@ -83,15 +83,11 @@ static __always_inline u32 nn_connect_tcp(struct bpf_sock_addr *ctx, struct nn_i
 	}
 	if (action == NN_ACT_REDIRECT) {
 		c->flags |= NN_CF_CAPTURED;
-		*to = nn_is_mapped(dst) ? p->ip4 : p->ip6;
-		if (nn_is_zero(to)) {		/* no address of this family: the loopback's */
-			if (nn_is_mapped(dst)) {
-				to->w[2] = NN_MAPPED;
-				to->w[3] = __builtin_bswap32(0x7f000001);
-			} else {
-				to->w[3] = __builtin_bswap32(1);
-			}
-		}
+		if (c->reason != NN_R_DNS)
+			*to = nn_is_mapped(dst) ? p->ip4 : p->ip6;
+		/* The DNS proxy listens on loopback only; a pod may lack an address of this family. */
+		if (nn_is_zero(to))
+			nn_loopback(to, nn_is_mapped(dst));
 	}
 	return v;
 }

@@ -26,12 +26,7 @@ static __always_inline u32 nn_send_dns(struct bpf_sock_addr *ctx, struct nn_ip *
 	}
 	d->ip = *dst;
 	d->port = 53;
-	if (nn_is_mapped(dst)) {
-		to->w[2] = NN_MAPPED;
-		to->w[3] = __builtin_bswap32(0x7f000001);
-	} else {
-		to->w[3] = __builtin_bswap32(1);
-	}
+	nn_loopback(to, nn_is_mapped(dst));
 	return v;
 }
 

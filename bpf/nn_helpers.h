@@ -94,6 +94,17 @@ static __always_inline int nn_is_loopback(const struct nn_ip *a)
 	       (a->w[3] == __builtin_bswap32(1) || !a->w[3]);
 }
 
+/* 127.0.0.1 as v4-mapped, or ::1. `a` is zero. */
+static __always_inline void nn_loopback(struct nn_ip *a, int v4)
+{
+	if (v4) {
+		a->w[2] = NN_MAPPED;
+		a->w[3] = __builtin_bswap32(0x7f000001);
+	} else {
+		a->w[3] = __builtin_bswap32(1);
+	}
+}
+
 /* 169.254.7.127 and fd16:9254:7127:1337:ffff:ffff:ffff:ffff: the SNAT addresses of node probes. */
 static __always_inline int nn_is_probe_address(const struct nn_ip *a)
 {

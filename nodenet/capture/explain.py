@@ -7,6 +7,7 @@ from `nodenet.capture.rows`; why the earlier ones did not fire is told from the 
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from typing import Final, Literal
 
@@ -27,6 +28,8 @@ from nodenet.paths import Instance
 #: Bytes of packet head before the query (``NN_QUERY_OFFSET``); the kernel wants an Ethernet header.
 _HEAD: Final = bytes(16)
 _PROTOCOLS: Final = {"tcp": 6, "udp": 17}
+#: Where the DNS proxy listens.
+_LOOPBACK: Final = {4: ipaddress.IPv4Address("127.0.0.1"), 6: ipaddress.IPv6Address("::1")}
 
 Result = Literal["captured", "bypassed", "refused"]
 AppSees = Literal["direct", "proxied", "econnrefused"]
@@ -143,7 +146,8 @@ def explain(
     other = Endpoint(name=names.get(str(remote[0])), address=str(remote[0]), port=remote[1] or None)
     listener = None
     if captured:
-        listener = format_endpoint(local[0], port)
+        own = _LOOPBACK[remote[0].version] if reason is Reason.DNS else local[0]
+        listener = format_endpoint(own, port)
     steps = tuple(_steps(maps, pod, direction, fired, reason, action, netns_cookie, remote, port))
     return Explanation(
         result=result,
