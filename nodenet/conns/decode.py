@@ -167,7 +167,7 @@ def reason_texts(direction: int, number: int) -> tuple[str | None, str | None]:
         reason = Reason(number)
     except ValueError:  # written by a newer program than this reader
         return f"reason-{number}", None
-    return reason.text, abi.rule(Direction(direction), reason) if direction else None
+    return reason.text, abi.rule(Direction(direction), reason) if direction in _DIRECTIONS else None
 
 
 class _Ends(dict[tuple[int, bool, str | None], tuple[EndReason | None, EndBy | None, str | None]]):
