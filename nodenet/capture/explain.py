@@ -29,7 +29,10 @@ from nodenet.paths import Instance
 _HEAD: Final = bytes(16)
 _PROTOCOLS: Final = {"tcp": 6, "udp": 17}
 #: Where the DNS proxy listens.
-_LOOPBACK: Final = {4: ipaddress.IPv4Address("127.0.0.1"), 6: ipaddress.IPv6Address("::1")}
+_LOOPBACK: Final[dict[int, abi.IPAddress]] = {
+    4: ipaddress.IPv4Address("127.0.0.1"),
+    6: ipaddress.IPv6Address("::1"),
+}
 
 Result = Literal["captured", "bypassed", "refused"]
 AppSees = Literal["direct", "proxied", "econnrefused"]
