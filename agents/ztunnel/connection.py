@@ -16,7 +16,7 @@ from nodenet.agents.ztunnel.address import Address
 from nodenet.agents.ztunnel.relay import Leg, reset_on_close
 
 if TYPE_CHECKING:
-    from nodenet.agents.ztunnel.served import ServedPod
+    from nodenet.agents.ztunnel.served import Flow, ServedPod
 
 _SO_COOKIE: Final = 57
 _COOKIE: Final = struct.Struct("=Q")
@@ -52,11 +52,11 @@ class Connection:
         "_legs",
         "_near",
         "client",
-        "destination",
+        "client_flow",
+        "dial_flow",
         "direction",
         "over",
         "served",
-        "source",
         "started",
     )
 
@@ -65,24 +65,27 @@ class Connection:
         served: ServedPod,
         direction: Direction,
         client: Address,
-        destination: Address,
         near: RawSocket,
         far: RawSocket,
-        source: Address,
-        started: float,
+        client_flow: Flow,
+        dial_flow: Flow,
     ) -> None:
         self.served = served
         self.direction = direction
         self.client = client
-        self.destination = destination
-        self.source = source
-        """Where ``far`` dials from."""
-        self.started = started
+        self.client_flow = client_flow
+        self.dial_flow = dial_flow
+        self.started = served.data_path.loop.time()
         """Loop time in seconds."""
         self.over = False
         self._near = near
         self._far = far
         self._legs: tuple[Leg, Leg] | None = None
+
+    @property
+    def destination(self) -> Address:
+        """Where ``far`` goes."""
+        return self.dial_flow[2]
 
     @property
     def sent(self) -> int:

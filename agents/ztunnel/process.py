@@ -83,25 +83,44 @@ def lock_path(instance: Instance, node: str | None) -> Path:
 def only_one(instance: Instance, node: str | None) -> Iterator[None]:
     """Holds the lock of the instance and node. AlreadyRunning.
 
-    An flock: it ends with the process, so a killed proxy leaves none.
+    An flock: it ends with the process, so a killed proxy leaves none, though it leaves the file.
     """
     path = lock_path(instance, node)
+    fd = _locked(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except PermissionError as error:
-        raise NotPermitted(f"cannot write {path}: permission denied", hint="run as root") from error
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
-            raise AlreadyRunning(holder or "unknown", path) from None
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
+        path.unlink(missing_ok=True)  # still locked: nobody else holds what is removed here
         os.close(fd)
+
+
+def _locked(path: Path) -> int:
+    """A locked descriptor of the file at that path."""
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except PermissionError as error:
+            text = f"cannot write {path}: permission denied"
+            raise NotPermitted(text, hint="run as root") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
+            os.close(fd)
+            raise AlreadyRunning(holder or "unknown", path) from None
+        if _is_at(fd, path):
+            return fd
+        os.close(fd)  # its last holder has removed it while we opened it
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def notify_service_manager(env: Mapping[str, str], state: str) -> None:

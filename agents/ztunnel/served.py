@@ -16,7 +16,6 @@ from nodenet.agents.ztunnel import connector
 from nodenet.agents.ztunnel.address import Address, from_sockaddr, original_destination
 from nodenet.agents.ztunnel.admission import Admission
 from nodenet.agents.ztunnel.connection import DIAL_FAILED, Connection, errno_name, socket_cookie
-from nodenet.agents.ztunnel.connector import SourcePorts
 from nodenet.agents.ztunnel.counters import PodCounters, PodSnapshot
 from nodenet.agents.ztunnel.deadlines import Deadlines
 from nodenet.agents.ztunnel.decision import OWN_PORTS, Reason, Route, decide
@@ -25,6 +24,7 @@ from nodenet.agents.ztunnel.logs import LineBudget
 from nodenet.agents.ztunnel.pod import Pod
 from nodenet.agents.ztunnel.poller import STREAM, Poller
 from nodenet.agents.ztunnel.relay import Relay, reset_on_close
+from nodenet.agents.ztunnel.source_ports import SourcePorts, reserved_ports
 from nodenet.agents.ztunnel.whereabouts import Whereabouts
 from nodenet.kernel.netns import NetNs
 
@@ -32,8 +32,13 @@ from nodenet.kernel.netns import NetNs
 PORTS: Final = ((OUTBOUND_PORT, Direction.OUT), (INBOUND_PORT, Direction.IN))
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
-#: One end of a connection and the destination it has reached or is to reach.
-Flow = tuple[Address, Address]
+#: A dial whose own socket arrives as a captured connection is dialled again at most so often.
+#: More than once, because it cannot be told for certain: an application's connection may have the
+#: same port and destination as a dial. So often in a row that never happens by chance.
+MAX_HOPS: Final = 16
+
+#: Host and port a connection comes from (host None: the pod's own) and where it goes.
+Flow = tuple[str | None, int, Address]
 
 logger = logging.getLogger(__name__)
 
@@ -64,12 +69,11 @@ class ServedPod:
         self.counters = PodCounters()
         self._netns = netns
         self._left: Callable[[ServedPod], None] | None = None
-        self._ports = SourcePorts(data_path.rng)
         self._connections: set[Connection] = set()
-        # 4-tuples by the end that is not the destination: of the clients being served, and of
-        # our own dials
         self._clients: set[Flow] = set()
-        self._dialled: set[Flow] = set()
+        """Remote clients being served: a dial in a client's name needs another port."""
+        self._dialled: dict[Flow, int] = {}
+        """Our own dials, each with the number of hops behind it (`MAX_HOPS`)."""
         self._listeners = self._listen()
 
     @property
@@ -130,8 +134,8 @@ class ServedPod:
     def ended(self, connection: Connection) -> None:
         """A connection is over (told by itself)."""
         self._connections.discard(connection)
-        self._clients.discard((connection.client, connection.destination))
-        self._dialled.discard((connection.source, connection.destination))
+        self._clients.discard(connection.client_flow)
+        self._dialled.pop(connection.dial_flow, None)
         self.counters.carried(connection.sent, connection.received)
         self.data_path.dials.discard(connection)
         self.data_path.admission.closed()
@@ -148,6 +152,7 @@ class ServedPod:
         opened: list[tuple[RawSocket, Direction]] = []
         try:
             with self._netns.entered():
+                self._ports = SourcePorts(self.data_path.rng, reserved_ports())
                 for port, direction in PORTS:
                     opened.append((open_listener(port), direction))
         except BaseException:
@@ -177,17 +182,23 @@ class ServedPod:
         if isinstance(found, Reason):
             self._refuse(near, client, found)
             return True
+        destination = found.destination
+        client_flow = (client.host if direction is Direction.IN else None, client.port, destination)
+        hops = self._dialled.get(client_flow, -1) + 1
+        if hops > MAX_HOPS:
+            self._refuse(near, client, Reason.OWN_CONNECTION)
+            return True
         try:
             data_path.whereabouts.enter(self._netns)
-            far, source = connector.dial(found, self._source_ports(found))
+            far, port = connector.dial(found, self._source_ports(found))
         except OSError as error:
             return self._no_dial(near, client, found, error)
-        connection = Connection(
-            self, direction, client, found.destination, near, far, source, data_path.loop.time()
-        )
+        dial_flow = (found.source, port, destination)
+        connection = Connection(self, direction, client, near, far, client_flow, dial_flow)
         self._connections.add(connection)
-        self._clients.add((client, found.destination))
-        self._dialled.add((source, found.destination))
+        if direction is Direction.IN:
+            self._clients.add(client_flow)
+        self._dialled[dial_flow] = hops
         data_path.admission.opened()
         data_path.dials.add(connection)
         data_path.poller.add(far.fileno(), STREAM, connection)
@@ -202,22 +213,16 @@ class ServedPod:
             local = from_sockaddr(near.getsockname())
         if direction is Direction.IN and original is None:
             original = local  # the listener was chosen without touching the packet
-        found = decide(direction, original, self.pod, client=client, local=local)
-        if isinstance(found, Reason):
-            return found
-        if (client, found.destination) in self._dialled:
-            return Reason.OWN_CONNECTION
         if len(self._connections) >= self.data_path.max_connections:
             return Reason.OVER_LIMIT
-        return found
+        return decide(direction, original, self.pod, client=client, local=local)
 
     def _source_ports(self, route: Route) -> Iterator[int]:
-        """Ports from which the route's source has no live connection to the destination."""
-        if route.source is None:
-            return
+        """Ports from which no other connection to the destination is known to come."""
+        source, destination = route.source, route.destination
         for port in self._ports.propose():
-            flow = (Address(route.source, port), route.destination)
-            if flow not in self._clients and flow not in self._dialled:
+            flow = (source, port, destination)
+            if flow not in self._dialled and flow not in self._clients:
                 yield port
 
     def _refuse(self, near: RawSocket, client: Address, reason: Reason) -> None:
