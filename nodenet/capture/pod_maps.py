@@ -155,7 +155,7 @@ def _cidr_key(netns_cookie: int, cidr: str) -> bytes:
 
 
 def _cidr_value(cidr: str) -> bytes:
-    """The IP version the network is about; ``::ffff:10.0.0.0/104`` is a way to write an IPv4 one."""
+    """The IP version the network is about; ``::ffff:10.0.0.0/104`` is an IPv4 one."""
     network = ipaddress.ip_network(cidr)
     if isinstance(network, ipaddress.IPv6Network) and network.subnet_of(_MAPPED):
         return b"\x04"

@@ -8,6 +8,7 @@ left in it: its proxy listeners alone do not keep an enrolment.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,13 +91,21 @@ def remove_everything(instance: Instance, maps: Mapping[str, Map] | None) -> lis
     _remove_files(instance.pods)
     # the lock file goes while it is held; another process that waits for it notices
     (instance.run / "capture.lock").unlink(missing_ok=True)
-    (instance.run / "events.lock").unlink(missing_ok=True)
+    _remove_free_locks(instance.run)
     with contextlib.suppress(OSError):
         instance.run.rmdir()
     with contextlib.suppress(NodenetError):
         # processes may still be in it: the proxy outlives the capture until it is stopped
         Cgroup.open(cgroup2_mount() / instance.name).remove()
     return removed
+
+
+def _remove_free_locks(directory: Path) -> None:
+    """Removes the lock files that nobody holds; a running proxy or agent keeps its own."""
+    for path in directory.glob("*.lock"):
+        with contextlib.suppress(OSError), path.open("r+b") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
 
 
 def _remove_files(directory: Path) -> None:

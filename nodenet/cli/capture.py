@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nodenet.capture.session import Capture
     from nodenet.capture.show import PodState
     from nodenet.cli.style import Style
+    from nodenet.lab.state import PodPlace
 
 
 @object_group(
@@ -185,7 +186,9 @@ def enroll(
     from nodenet.capture.targets import resolve_target
 
     records = list(read_records(g.instance))
-    found = [resolve_target(text, records) for text in target]
+    lab = {place.name: place for place in _lab_pods(g)}
+    places = {name: place.netns for name, place in lab.items()}
+    found = [resolve_target(text, records, places) for text in target]
     if dry_run:
         from nodenet.capture.plan import planned_writes
 
@@ -202,7 +205,9 @@ def enroll(
             result = capture.enroll(
                 one.netns_path,
                 name=one.name,
-                node=node or (known.node if known else None),
+                node=node
+                or (known.node if known else lab[one.name].node if one.name in lab else None),
+                node_id=lab[one.name].node_number if one.name in lab else 0,
                 uid=known.uid if known else None,
                 options=options,
                 wait=wait,
@@ -220,6 +225,13 @@ def enroll(
                 }
             )
     emit_report(g, {"ok": True, "pods": done}, _render_enrolled)
+
+
+def _lab_pods(g: Globals) -> list[PodPlace]:
+    """The pods of the lab behind this instance, so that they can be named before they are in."""
+    from nodenet.lab.state import pod_places
+
+    return list(pod_places(g.instance))
 
 
 def _load(g: Globals, backend: str) -> Capture:

@@ -25,7 +25,7 @@ from nodenet.paths import LAB_ID, Instance
 SCHEMA: Final = 1
 
 Phase = Literal["making", "up", "removing"]
-Role = Literal["workload", "proxy"]
+Role = Literal["workload", "proxy", "client"]
 
 
 class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):

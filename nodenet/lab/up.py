@@ -183,6 +183,8 @@ class _Maker:
         with steps.step("answers"):
             for pod in plan.pods:
                 _await_workload(pod, workloads[pod.name])
+            for pod, peer in _talks(plan):
+                self._start_client(pod, peer)
         self._write(phase="up")
 
     def _capture(self, steps: Steps) -> None:
@@ -213,6 +215,13 @@ class _Maker:
         cgroup = None if root is None else Cgroup.create(cgroups.host_cgroup(root, pod)).path
         return self._start("workload", pod, argv, cgroup)
 
+    def _start_client(self, pod: Pod, peer: Pod) -> None:
+        address = peer.ip4 if pod.ip4 is not None and peer.ip4 is not None else peer.ip6
+        argv = ["-m", "nodenet.lab.workload", "talk", str(address), str(WORKLOAD_PORT)]
+        root = self._cgroup
+        cgroup = None if root is None else Cgroup.create(cgroups.host_cgroup(root, pod)).path
+        self._start("client", pod, argv, cgroup)
+
     def _start_proxy(self, node: Node) -> ProcessRecord:
         root = self._cgroup
         cgroup = None if root is None else Cgroup.create(cgroups.proxy_cgroup(root)).path
@@ -228,7 +237,7 @@ class _Maker:
             netns=named_path(host.netns),
             cgroup=cgroup,
             hosts_file=self._directory.hosts_path,
-            log=self._directory.logs / f"{host.name}.log",
+            log=self._directory.logs / f"{host.name}{'-client' if role == 'client' else ''}.log",
             record=self._record,
         )
 
@@ -238,6 +247,17 @@ class _Maker:
     def _write(self, **changes: object) -> None:
         self.state = msgspec.structs.replace(self.state, **changes)
         self._directory.write(self.state)
+
+
+def _talks(plan: LabPlan) -> list[tuple[Pod, Pod]]:
+    """Who keeps talking to whom: each enrolled pod to the next pod of another node."""
+    pairs = []
+    for index, pod in enumerate(plan.pods):
+        others = [*plan.pods[index + 1 :], *plan.pods[:index]]
+        peer = next((p for p in others if p.node != pod.node), None)
+        if pod.enrolled and peer is not None:
+            pairs.append((pod, peer))
+    return pairs
 
 
 def _await_workload(pod: Pod, process: ProcessRecord) -> None:

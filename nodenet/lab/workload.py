@@ -8,7 +8,10 @@ of JSON saying which peer the server saw. ``GET /demo`` is for proofs: every ans
 connections, prints what it saw of each, and holds all of them open until its input ends: whoever
 asked can look at the kernel's records of live sockets meanwhile.
 
-Both know nothing of the capture. Only the standard library: a lab starts one of these a pod.
+``python -m nodenet.lab.workload talk HOST PORT`` keeps one connection and asks once a second, so
+that a lab at rest has something to look at; it connects again when the connection breaks.
+
+All know nothing of the capture. Only the standard library: a lab starts one of these a pod.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from typing import Any, Final
 
 #: Payload bytes of a demo request and of its answer, headers included, the same for each.
@@ -32,6 +36,7 @@ _HEADER_WIDTH: Final = 240
 _MAX_REQUEST: Final = 8192
 """A request head longer than this is no request of ours; the connection is closed."""
 _IDLE_SECONDS: Final = 60.0
+_PACE_SECONDS: Final = 1.0
 _BACKLOG: Final = 256
 
 
@@ -187,6 +192,27 @@ def call(timeout: float) -> None:
     sys.stdin.read()
 
 
+def talk(address: str, port: int, timeout: float) -> None:
+    """Asks once a second on one connection until SIGTERM; a broken one is replaced."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    while True:
+        try:
+            with socket.create_connection((address, port), timeout=timeout) as sock:
+                request = demo_request(endpoint((address, port)))
+                while True:
+                    sock.sendall(request)
+                    left = RESPONSE_BYTES
+                    while left:
+                        chunk = sock.recv(min(left, 1 << 16))
+                        if not chunk:
+                            raise ConnectionError("closed by the server")
+                        left -= len(chunk)
+                    time.sleep(_PACE_SECONDS)  # the pace of this traffic
+        except OSError as error:
+            print(f"talk to {endpoint((address, port))}: {error}", flush=True)
+            time.sleep(_PACE_SECONDS)
+
+
 def main() -> None:
     """Parses and runs; see the module's text."""
     parser = argparse.ArgumentParser(prog="nodenet.lab.workload")
@@ -196,9 +222,15 @@ def main() -> None:
     server.add_argument("--port", type=int, required=True)
     caller = verbs.add_parser("call")
     caller.add_argument("--timeout", type=float, default=5.0)
+    talker = verbs.add_parser("talk")
+    talker.add_argument("host")
+    talker.add_argument("port", type=int)
+    talker.add_argument("--timeout", type=float, default=5.0)
     options = parser.parse_args()
     if options.verb == "serve":
         serve(options.pod, options.port)
+    elif options.verb == "talk":
+        talk(options.host, options.port, options.timeout)
     else:
         call(options.timeout)
 

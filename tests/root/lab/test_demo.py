@@ -71,7 +71,7 @@ def test_every_row_is_as_expected(
     assert _lab(lab, "up", "--backend", backend).stdout == (
         "lab already up (4 pods), nothing to do\n"
     )
-    assert _report(lab, "down")["removed"] == [{"lab": lab.lab, "namespaces": 7, "processes": 6}]
+    assert _report(lab, "down")["removed"] == [{"lab": lab.lab, "namespaces": 7, "processes": 8}]
     assert _report(lab, "down")["removed"] == []
     assert remains(lab.lab) == []
 
