@@ -1,0 +1,75 @@
+"""JSON Schemas of what the reading commands print, generated from the types that are printed.
+
+``python -m nodenet.cli.schemas docs/json`` writes them; a test compares what is there. Keys are
+only ever added within a major version (docs/cli.md).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+import msgspec
+
+from nodenet.capture.show import PodState
+from nodenet.conns.connection import Connection
+from nodenet.conns.events import Event, Lost
+from nodenet.conns.rates import RateRow
+from nodenet.conns.summary import Summary
+from nodenet.kernel.objects import MapRow, ProgramRow
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+class PerCpu(TypedDict):
+    """The value of one processor."""
+
+    cpu: int
+    value: dict[str, Any] | list[str]
+
+
+class Entry(TypedDict, total=False):
+    """One entry of a map: ``value``, or ``values`` for per-CPU maps; lists of bytes with --hex."""
+
+    key: dict[str, Any] | list[str]
+    value: dict[str, Any] | list[str]
+    values: list[PerCpu]
+
+
+#: By file name: what one document, or one line of a stream, is.
+DOCUMENTS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+    "capture-show": ("nodenet capture show -j", (list[PodState],)),
+    "conn-list": ("nodenet conn list -j", (list[Connection],)),
+    "conn-show": ("nodenet conn show ID -j", (Connection,)),
+    "conn-summary": ("nodenet conn summary -j", (Summary,)),
+    "conn-top": ("One line of nodenet conn top -j", (RateRow,)),
+    "conn-watch": ("One line of nodenet conn watch -j", (Event, Lost)),
+    "map-dump": ("nodenet map dump NAME -j", (list[Entry],)),
+    "map-show": ("nodenet map show -j", (list[MapRow],)),
+    "prog-show": ("nodenet prog show -j", (list[ProgramRow],)),
+}
+
+
+def schema(name: str) -> dict[str, Any]:
+    """The schema of one document."""
+    title, types = DOCUMENTS[name]
+    found, components = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
+    top = found[0] if len(found) == 1 else {"anyOf": list(found)}
+    return {"$schema": _DIALECT, "title": title, **top, "$defs": dict(sorted(components.items()))}
+
+
+def text(name: str) -> str:
+    """The file's content."""
+    return msgspec.json.format(msgspec.json.encode(schema(name)), indent=2).decode() + "\n"
+
+
+def main(directory: str) -> None:
+    """Writes every schema into the directory."""
+    for name in DOCUMENTS:
+        Path(directory, f"{name}.json").write_text(text(name))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
