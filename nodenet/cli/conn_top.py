@@ -164,7 +164,8 @@ class Top:
     def _rows(self, before: Look, now: Look) -> list[RateRow]:
         from nodenet.conns.rates import rates
 
-        return shown_rows(rates(before, now, cast("Group", self._view.by)), self._view, self._limit)
+        by, time_of = cast("Group", self._view.by), self._reader.decoder.time
+        return shown_rows(rates(before, now, by, time_of=time_of), self._view, self._limit)
 
     def page(self, rows: list[RateRow], style: Style, height: int | None = None) -> str:
         """Head and table, at most ``height`` lines."""

@@ -170,17 +170,18 @@ def reason_texts(direction: int, number: int) -> tuple[str | None, str | None]:
     return reason.text, abi.rule(Direction(direction), reason) if direction in _DIRECTIONS else None
 
 
-class _Ends(dict[tuple[int, bool, str | None], tuple[EndReason | None, EndBy | None, str | None]]):
-    """(kind and old state and errno, peer closed first, why) -> end_reason, end_by, errno."""
+class _Ends(dict[tuple[int, bool], tuple[EndReason | None, EndBy | None, str | None]]):
+    """(kind and old state and errno, peer closed first) -> end_reason, end_by, errno."""
 
     def __missing__(
-        self, key: tuple[int, bool, str | None]
+        self, key: tuple[int, bool]
     ) -> tuple[EndReason | None, EndBy | None, str | None]:
-        packed, peer_fin, decided = key
-        end_reason, by = end_of(packed >> 8 & 0xFF, packed >> 16, peer_fin=peer_fin)
-        if decided == Reason.PROXY_DOWN.text and end_reason == "refused":
+        outcome, peer_fin = key
+        kind, old_state, err = outcome & 0xFF, outcome >> 8 & 0xFF, outcome >> 16
+        end_reason, by = end_of(old_state, err, peer_fin=peer_fin)
+        if kind == EventKind.REFUSED:
             by = "local"  # the capture said no, the peer was never asked
-        answer = self[key] = (end_reason, by, errno_name(packed >> 16))
+        answer = self[key] = (end_reason, by, errno_name(err))
         return answer
 
 
@@ -194,7 +195,8 @@ class Decoder:
         offset_ns: int | None = None,
     ) -> None:
         self._names = names
-        self._offset_ns = boot_offset_ns() if offset_ns is None else offset_ns
+        #: What turns CLOCK_BOOTTIME to Unix time here, ns; one for all rows, so that they compare.
+        self.offset_ns = boot_offset_ns() if offset_ns is None else offset_ns
         self._addresses = _AddressTexts()
         self._comms = _CommTexts()
         self._who = _WhoTexts(names, CgroupTexts() if cgroup_path is None else cgroup_path)
@@ -220,7 +222,7 @@ class Decoder:
             self._who.clear()
         addresses, comms, decisions = self._addresses, self._comms, self._decisions
         whos, seconds, ends = self._who, self._seconds, self._ends
-        offset_us = self._offset_ns // 1000
+        offset_us = self.offset_ns // 1000
         peer_names = self._names.by_address
         records: Iterable[tuple[Any, ...]] = (
             FAST.iter_unpack(raw)
@@ -256,7 +258,7 @@ class Decoder:
                 end = f"{seconds[second]}{_THOUSANDTHS[us // 1000]}{_THOUSANDTHS[us % 1000]}Z"
                 if local == _NO_ADDRESS:  # refused before it was bound
                     local = self._own_address(space, family)
-                end_reason, end_by, errno = ends[outcome, decision[1] & _PEER_FIN != 0, reason]
+                end_reason, end_by, errno = ends[outcome, decision[1] & _PEER_FIN != 0]
             if orig == _NO_ADDRESS:
                 orig_dst = None
                 peer_name = peer_names.get(remote)
@@ -302,6 +304,12 @@ class Decoder:
                 )
             )
         return found
+
+    def time(self, boot_ns: int) -> str:
+        """A CLOCK_BOOTTIME moment as rows have it: RFC 3339, UTC, microseconds."""
+        # not the sum of nanoseconds: rounded as the loop above does
+        second, us = divmod(boot_ns // 1000 + self.offset_ns // 1000, 1_000_000)
+        return f"{self._seconds[second]}{us:06d}Z"
 
     def _own_address(self, netns: int, family: int) -> bytes:
         """The pod's first address of that family, else the unspecified one."""

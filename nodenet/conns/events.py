@@ -27,7 +27,6 @@ from nodenet.errors import NodenetError, NotFound
 from nodenet.kernel.maps import Map
 from nodenet.kernel.ringbuf import RingBuffer
 from nodenet.paths import Instance
-from nodenet.times import boot_offset_ns, rfc3339_ns
 
 NS: Final = 1_000_000_000
 #: How far ahead of now the deadlines are kept, and how often they are moved.
@@ -95,8 +94,7 @@ class EventReader:
         self.instance = instance
         self.kinds = frozenset(_KINDS[name] for name in events)
         self._who = who
-        self._offset_ns = boot_offset_ns()
-        self._decoder = Decoder(names or Names(instance), offset_ns=self._offset_ns)
+        self._decoder = Decoder(names or Names(instance))
         self._lock: int | None = None
         self._maps: list[Map] = []
         self._ring: RingBuffer | None = None
@@ -151,7 +149,7 @@ class EventReader:
         found: list[Event | Lost] = []
         now = _boot_ns()
         if now > self._wanted_until:
-            found.append(Lost("lost", rfc3339_ns(now + self._offset_ns), None))
+            found.append(Lost("lost", self._decoder.time(now), None))
         if now > self._wanted_until - int((WANTED_SECONDS - REFRESH_SECONDS) * NS):
             self._want()
         raw = b"".join(r for r in self._ring.drain() if len(r) == RECORD_SIZE)
@@ -159,7 +157,7 @@ class EventReader:
             found += self._events(raw)
         lost = read_lost(self._stat)
         if lost > self._lost:
-            found.append(Lost("lost", rfc3339_ns(now + self._offset_ns), lost - self._lost))
+            found.append(Lost("lost", self._decoder.time(now), lost - self._lost))
         self._lost = lost
         return found
 
@@ -183,7 +181,7 @@ class EventReader:
             # what an earlier reader left behind, or another one's kinds
             if end_ns < self._began_ns or kind not in self.kinds:
                 continue
-            moment = row.end or rfc3339_ns(end_ns + self._offset_ns)
+            moment = self._decoder.time(end_ns)
             yield Event(*(*msgspec.structs.astuple(row), EVENT_NAMES[EventKind(kind)], moment))
 
     def _want(self, until_ns: int | None = None) -> None:

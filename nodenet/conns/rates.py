@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Literal
 
 import msgspec
 
 from nodenet.conns.connection import Connection
 from nodenet.conns.summary import peer_of
-from nodenet.times import boot_offset_ns, rfc3339_ns
 
 Group = Literal["pod", "peer", "conn"]
 GROUPS: Final[tuple[Group, ...]] = ("pod", "peer", "conn")
@@ -65,15 +64,13 @@ class _Sum:
         self.rtt_us = self.rtt_count = 0
 
 
-def rates(before: Look, now: Look, by: Group, *, offset_ns: int | None = None) -> list[RateRow]:
+def rates(before: Look, now: Look, by: Group, *, time_of: Callable[[int], str]) -> list[RateRow]:
     """Rows of groups, the most bytes per second first.
 
     A connection that was not there ``before`` counts in full if it began since, else (a pod that
-    was enrolled meanwhile) not at all. ``offset_ns`` is what turns boot time to Unix time.
+    was enrolled meanwhile) not at all. ``time_of`` is `Decoder.time` of the rows' decoder.
     """
-    offset = boot_offset_ns() if offset_ns is None else offset_ns
-    began = rfc3339_ns(before.boot_ns + offset)
-    moment = rfc3339_ns(now.boot_ns + offset)
+    began, moment = time_of(before.boot_ns), time_of(now.boot_ns)
     seconds = max((now.boot_ns - before.boot_ns) / 1e9, 1e-3)
     sums: dict[tuple[str | None, str | None, Literal["out", "in"] | None, str | None], _Sum] = {}
     ended = [c for c in now.closed if (c.end or "") >= began and c.id not in now.live]

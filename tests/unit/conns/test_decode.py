@@ -260,4 +260,4 @@ def test_times_are_utc_with_microseconds(record: Record, names: Names, second: i
     expected = {0: "1970-01-01T00:00:00", 86_399: "1970-01-01T23:59:59"}.get(
         second, "2026-01-31T00:00:00"
     )
-    assert row.start == f"{expected}.007008Z"
+    assert row.start == f"{expected}.007008Z" == decoder.time(second * 10**9 + 7_008_999)

@@ -9,11 +9,16 @@ import pytest
 from nodenet.abi import EventKind
 from nodenet.conns.connection import Connection
 from nodenet.conns.rates import look, rates
+from nodenet.times import rfc3339_ns
 
 Record = Callable[..., bytes]
 Rows = Callable[..., list[Connection]]
 #: Unix time of boot, as the fixtures of this directory have it.
 BOOT_NS = 1_769_817_600 * 1_000_000_000
+
+
+def _time(boot_ns: int) -> str:
+    return rfc3339_ns(BOOT_NS + boot_ns)
 
 
 @pytest.mark.parametrize("by", ["pod", "peer", "conn"])
@@ -35,7 +40,7 @@ def test_bytes_and_connections_per_second(rows: Rows, record: Record, by: str) -
         record(cookie=4, bytes_sent=5, bytes_received=0, **{**ended, "start_ns": 10 * second + 1}),
     )
     now = look(live, closed, boot_ns=12 * second)
-    found = rates(before, now, by, offset_ns=BOOT_NS)  # type: ignore[arg-type]
+    found = rates(before, now, by, time_of=_time)  # type: ignore[arg-type]
     if by != "conn":
         (row,) = found
         assert row.connections == 2
@@ -57,7 +62,7 @@ def test_a_pod_enrolled_meanwhile_is_no_burst(rows: Rows, record: Record) -> Non
     """Its connections are seen for the first time, but their bytes are old."""
     before = look([], [], boot_ns=10_000_000_000)
     now = look(rows(record(start_ns=1_000_000_000)), [], boot_ns=11_000_000_000)
-    (row,) = rates(before, now, "peer", offset_ns=BOOT_NS)
+    (row,) = rates(before, now, "peer", time_of=_time)
     assert (row.connections, row.opened_per_s, row.rate_bytes_sent_per_s) == (1, 0.0, 0.0)
 
 
@@ -68,5 +73,5 @@ def test_seen_open_and_closed_counts_once(rows: Rows, record: Record) -> None:
         kind=EventKind.CLOSED, state=7, old_state=9, end_ns=11_000_000_000, bytes_sent=100
     )
     now = look(rows(record(bytes_sent=100)), rows(closed), boot_ns=11_000_000_000)
-    (row,) = rates(before, now, "peer", offset_ns=BOOT_NS)
+    (row,) = rates(before, now, "peer", time_of=_time)
     assert row.rate_bytes_sent_per_s == 100.0
