@@ -74,7 +74,8 @@ class Enroller:
             addresses = pod_maps.PodAddresses.choose(i.interface.ip for i in ns.addresses())
             ips = tuple(str(a) for a in addresses.owned)
             live = self._is_live(cookie)
-            if old is not None and live and options.matches(old, backend) and old.ips == ips:
+            same = old is not None and options.matches(old, backend) and old.ips == ips
+            if old is not None and live and same and self._is_whole(ns, old):
                 return EnrolResult(
                     record=old,
                     outcome="unchanged",
@@ -184,6 +185,14 @@ class Enroller:
         return found is not None and bool(
             PodFlag(int(abi.POD.unpack(found)["flags"])) & PodFlag.LIVE
         )
+
+    def _is_whole(self, ns: NetNs, record: PodRecord) -> bool:
+        """Whether the namespace still has what the enrolment put there; see `verify` for details."""
+        if record.backend == "iptables":
+            return iptables.state(ns, record).ok
+        if not programs.pod_link_alive(self.instance, record.netns_cookie):
+            return False
+        return record.direction == "out" or not pod_routes.check(ns)
 
     def _listening(self, cookie: int) -> tuple[int, ...]:
         if self.maps is None:
