@@ -148,7 +148,10 @@ class Enroller:
                 self._switch_off(record)
                 addresses = pod_maps.PodAddresses.choose(i.interface.ip for i in ns.addresses())
                 live = self._captured(ns, addresses)
-                alive = len(live)
+                # both ends of a local leg are here
+                alive = len(
+                    {frozenset(((s.local, s.local_port), (s.remote, s.remote_port))) for s in live}
+                )
                 if existing == "reset":
                     with SockDiag(ns) as diag:
                         reset = sum(1 for s in live if diag.destroy(s))
@@ -294,17 +297,20 @@ class Enroller:
         return [s for s in found if not s.remote.is_loopback and s.remote not in own]
 
     def _captured(self, ns: NetNs, addresses: pod_maps.PodAddresses) -> list[TcpSocket]:
-        """Sockets of connections that go through the proxy: both ends of the local legs."""
+        """Sockets of connections that go through the proxy: its own, and the app's end of a leg."""
         with SockDiag(ns) as diag:
             found = diag.dump_tcp(_CONNECTED)
         own = set(addresses.owned)
         ports = {abi.OUTBOUND_PORT, abi.INBOUND_PORT, abi.DNS_PORT}
+        # what it accepted for the app has the app's address and port: known by its cgroup
+        agent = programs.read_config(self.maps)["agent_cgroup"] if self.maps is not None else None
         return [
             s
             for s in found
             if s.remote_port in ports
             or s.local_port in ports
             or (s.local not in own and not s.local.is_loopback)
+            or (agent and s.cgroup_id == agent)
         ]
 
     def _switch_off(self, record: PodRecord) -> None:

@@ -30,7 +30,7 @@ class UnenrolResult:
     name: str
     netns_cookie: int
     existing: int
-    """Captured connections alive when the pod was taken out."""
+    """Connections of the pod's proxy alive when the pod was taken out, each leg for itself."""
     existing_reset: int
     routes_kept: bool
     """Policy routes stay while proxied inbound connections still need them."""
