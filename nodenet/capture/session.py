@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from nodenet import abi
 from nodenet.capture import programs, reaping
@@ -27,10 +27,13 @@ from nodenet.errors import NotSupported
 from nodenet.kernel.cgroups import Cgroup, cgroup2_mount
 from nodenet.kernel.loader import open_maps, open_or_create_maps
 from nodenet.kernel.maps import Map
-from nodenet.kernel.netns import NetNs
+from nodenet.kernel.netns import NetNs, host_path
 from nodenet.paths import Instance
 
 logger = logging.getLogger(__name__)
+
+#: The node id of the host itself; a lab numbers its nodes from one.
+HOST_NODE_ID: Final = 0
 
 
 def agent_cgroup_path(instance: Instance) -> Path:
@@ -61,6 +64,8 @@ class Capture:
             capture = cls(instance, maps)
             try:
                 programs.ensure_attached(instance, maps, root, agent, use_cache=use_cache)
+                # probes of this host's own processes (kubelet) are not captured
+                capture.add_host(host_path(), HOST_NODE_ID)
             except BaseException:
                 capture.close()
                 raise

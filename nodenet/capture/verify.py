@@ -1,7 +1,6 @@
 """Is the redirect really in place for this pod, now? Each check says what it found and what to do.
 
-Read-only but for ``probe``, which makes one real connection from inside the pod and looks at the
-record the kernel made of it.
+Read-only, but for ``--probe`` (`nodenet.capture.probe`).
 """
 
 from __future__ import annotations
@@ -48,8 +47,15 @@ _CLOSED: Final = "new connections are refused (on-proxy-down=closed)"
 _OPEN: Final = "new connections pass uncaptured (on-proxy-down=open)"
 
 
-def verify(instance: Instance, maps: Mapping[str, Map] | None, record: PodRecord) -> PodVerdict:
-    """Checks one enrolled pod."""
+def verify(
+    instance: Instance,
+    maps: Mapping[str, Map] | None,
+    record: PodRecord,
+    *,
+    probe_seconds: float | None = None,
+) -> PodVerdict:
+    """Checks one enrolled pod; with ``probe_seconds`` also by real connections, each with that
+    deadline."""
     checks: list[Check] = []
     try:
         ns = NetNs.open(record.netns)
@@ -80,6 +86,12 @@ def verify(instance: Instance, maps: Mapping[str, Map] | None, record: PodRecord
             checks.append(_inbound(instance, record))
             checks.append(_routes(ns, record))
             checks.extend(_listeners(maps, record))
+            if probe_seconds is None:
+                checks.append(Check(id="probe", state="skip", found="needs --probe"))
+            else:
+                from nodenet.capture.probe import probe
+
+                checks.extend(probe(instance, maps, ns, record, probe_seconds))
     ok = not any(c.state == "fail" for c in checks)
     return PodVerdict(pod=record.name, ok=ok, checks=tuple(checks))
 

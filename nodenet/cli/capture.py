@@ -334,9 +334,11 @@ def _render_removed(report: dict[str, Any], _style: Style) -> str:
 
 @command.command("verify")
 @click.argument("target", nargs=-1, shell_complete=complete.pods)
+@click.option("--probe", is_flag=True, help="Also by real connections of the pod and the node.")
+@click.option("--timeout", type=SecondsType(), default="5s", help="Deadline of each probe.")
 @report_options
 @pass_globals
-def verify_(g: Globals, target: tuple[str, ...]) -> int:
+def verify_(g: Globals, target: tuple[str, ...], probe: bool, timeout: float) -> int:
     """Check that the redirect is in place, now; exit 1 when not."""
     from nodenet.capture.verify import verify
 
@@ -347,7 +349,12 @@ def verify_(g: Globals, target: tuple[str, ...]) -> int:
             raise NotFound("no pod is enrolled: nothing to verify; see: nodenet capture enroll -h")
         report = emit_report(
             g,
-            lambda: _verified([verify(capture.instance, maps, record) for record in chosen]),
+            lambda: _verified(
+                [
+                    verify(capture.instance, maps, record, probe_seconds=timeout if probe else None)
+                    for record in chosen
+                ]
+            ),
             _render_verified,
         )
     return 0 if report["ok"] else 1

@@ -230,6 +230,7 @@ def test_verify_says_what_fails_and_what_to_do(instance: Instance, pod: Namespac
         "routes": "ok",
         "listener_15001": "fail",
         "listener_15006": "fail",
+        "probe": "skip",
     }
 
 
@@ -253,3 +254,17 @@ def test_an_endpoint_without_a_port(instance: Instance, pod: Namespace) -> None:
         2,
         "10.96.0.20 needs a port; write 10.96.0.20:5432",
     )
+
+
+def test_a_probe_is_a_real_connection(instance: Instance) -> None:
+    with Topology() as made, Capture.open_or_load(instance) as capture:
+        pod, outside = made.pair()
+        with pod.netlink() as link:
+            link.route("0.0.0.0/0", dev="eth0", via=str(outside.ip4))
+        capture.enroll(pod.path, name="t/pod", node="elsewhere")
+        done = run(instance, "capture", "verify", "--probe", "--timeout", "1s", "-j")
+    checks = {c["id"]: c for c in json.loads(done.stdout)["pods"][0]["checks"]}
+    # nobody listens for the proxy, so the connect is refused by the capture itself
+    assert checks["probe_out"]["state"] == "fail"
+    assert checks["probe_out"]["found"].endswith("connection refused, not captured")
+    assert checks["probe_node"]["found"] == "the pod's node is elsewhere, not this host"
