@@ -126,6 +126,12 @@ static __always_inline u32 nn_is_agent(void)
 	return c && c->agent_cgroup && nn_ancestor_cgroup(c->agent_level) == c->agent_cgroup;
 }
 
+/* As pod_maps.pod_id: the low half of the cookie, which counts namespaces up from one. */
+static __always_inline u32 nn_pod_id(u64 netns)
+{
+	return (u32)netns;
+}
+
 static __always_inline int nn_is_own_port(const struct nn_pod *p, u32 port)
 {
 	return port == p->outbound_port || port == p->inbound_port || port == p->dns_port;

@@ -34,6 +34,11 @@ int nn_sk_lookup(struct bpf_sk_lookup *ctx)
 		remote.w[2] = NN_LD32(struct bpf_sk_lookup, ctx, remote_ip6[2]);
 		remote.w[3] = NN_LD32(struct bpf_sk_lookup, ctx, remote_ip6[3]);
 	}
+	if (nn_same_ip(&local, &remote)) {
+		/* row I2 without a look-up: every outbound connection that is captured comes by here */
+		nn_count(NN_STAT_IN + NN_R_SELF);
+		return SK_PASS;
+	}
 	owner = lips.lookup(&local);
 	if (!owner)
 		return SK_PASS;

@@ -36,12 +36,11 @@ static __always_inline u16 nn_remote_port(struct bpf_sock_ops *s)
 }
 
 /* Counts the connection in and asks for its state changes; 0 when max_live is reached. */
-static __always_inline int nn_admit(struct bpf_sock_ops *s, struct nn_conn *c, struct nn_pod *p,
-				    u32 kind)
+static __always_inline int nn_admit(struct bpf_sock_ops *s, struct nn_conn *c, u32 kind)
 {
+	u32 zero = 0, pod_id = nn_pod_id(c->netns);
 	struct nn_agg *a;
 	u64 *until;
-	u32 zero = 0;
 
 	if (!(c->flags & NN_CF_PROXY)) {
 		struct nn_cfg *config = cfg.lookup(&zero);
@@ -56,7 +55,7 @@ static __always_inline int nn_admit(struct bpf_sock_ops *s, struct nn_conn *c, s
 		c->flags |= NN_CF_COUNTED;
 	}
 	bpf_sock_ops_cb_flags_set(s, BPF_SOCK_OPS_STATE_CB_FLAG);
-	a = nn_totals(c, p->id);
+	a = nn_totals(c, pod_id);
 	if (a)
 		a->opened += 1;
 	until = watch.lookup(&kind);
@@ -66,7 +65,7 @@ static __always_inline int nn_admit(struct bpf_sock_ops *s, struct nn_conn *c, s
 		e.conn = *c;
 		e.end_ns = c->start_ns;
 		e.rtt_min_us = 0xffffffff;
-		e.pod_id = p->id;
+		e.pod_id = pod_id;
 		nn_emit(&e, kind);
 	}
 	return 1;
@@ -109,27 +108,37 @@ static __always_inline void nn_on_listen(struct bpf_sock_ops *s, struct bpf_sock
 
 static __always_inline void nn_on_connect(struct bpf_sock_ops *s, struct bpf_sock *sk)
 {
-	u64 netns = nn_netns_cookie(s);
-	struct nn_pod *p = pods.lookup(&netns);
+	struct nn_conn *c = conns.sk_storage_get(sk, 0, 0);
+	u32 host = 0, node_id = 0, admitted;
 	struct nn_ip local, remote;
-	struct nn_conn *c;
 	struct nn_lip *lip;
 	u16 lport, rport;
-	u32 host;
+	u64 netns;
 
-	if (!p)
-		return;
-	host = p->flags & NN_POD_HOST;
-	c = conns.sk_storage_get(sk, 0, 0);
-	if (!host && !c)
-		return;
+	if (c && c->state) {	/* of an earlier connect() on this socket, before the pod was taken out */
+		conns.sk_storage_delete(sk);
+		c = 0;
+	}
+	/* A record means a pod, live when this connect() began; without one only a host matters. */
+	if (c) {
+		netns = c->netns;
+	} else {
+		struct nn_pod *p;
+
+		netns = nn_netns_cookie(s);
+		p = pods.lookup(&netns);
+		if (!p || !(p->flags & NN_POD_HOST))
+			return;
+		host = 1;
+		node_id = p->id;
+	}
 	nn_addresses(s, &local, &remote);
 	lport = NN_LD32(struct bpf_sock_ops, s, local_port);
 	rport = nn_remote_port(s);
 	if (host || (c->flags & NN_CF_PROXY)) {
 		/* what sk_lookup must leave alone: probes of this node, and the proxy to its own pod */
 		lip = lips.lookup(&remote);
-		if (lip && (host ? lip->node_id == p->id : lip->netns == netns)) {
+		if (lip && (host ? lip->node_id == node_id : lip->netns == netns)) {
 			struct nn_byp_key k = {
 				.remote = local, .local = remote,
 				.remote_port = lport, .local_port = rport,
@@ -144,20 +153,21 @@ static __always_inline void nn_on_connect(struct bpf_sock_ops *s, struct bpf_soc
 				c->flags |= NN_CF_BYP;
 		}
 	}
-	if (host || !c)
+	if (!c)
 		return;
 	c->local = local;
 	c->remote = remote;
 	c->local_port = lport;
 	c->remote_port = rport;
 	c->state = NN_SYN_SENT;
+	admitted = nn_admit(s, c, NN_EV_OPEN);
 	if (c->flags & NN_CF_CAPTURED) {
 		struct nn_flow_key k = { .netns = netns, .ip = local, .port = lport };
 
 		flows.update(&k, c);
-	}
-	if (!nn_admit(s, c, p, NN_EV_OPEN) && !(c->flags & (NN_CF_CAPTURED | NN_CF_BYP)))
+	} else if (!admitted && !(c->flags & NN_CF_BYP)) {
 		conns.sk_storage_delete(sk);
+	}
 }
 
 static __always_inline void nn_on_accept(struct bpf_sock_ops *s, struct bpf_sock *sk)
@@ -203,7 +213,9 @@ static __always_inline void nn_on_accept(struct bpf_sock_ops *s, struct bpf_sock
 			c->reason = from->reason;
 			c->via = from->via;
 			c->flags |= NN_CF_HANDED;
-			flows.delete(&k);
+			/* else at the client's close, which is not in the way of its connect() */
+			if (!(from->flags & NN_CF_COUNTED))
+				flows.delete(&k);
 		} else {
 			c->flags |= NN_CF_ORPHAN;
 			if (!(p->flags & NN_POD_IPTABLES))
@@ -241,7 +253,7 @@ static __always_inline void nn_on_accept(struct bpf_sock_ops *s, struct bpf_sock
 			byp.delete(&k);
 		}
 	}
-	if (!nn_admit(s, c, p, NN_EV_ESTABLISHED) && !(c->flags & NN_CF_HANDED))
+	if (!nn_admit(s, c, NN_EV_ESTABLISHED) && !(c->flags & NN_CF_HANDED))
 		conns.sk_storage_delete(sk);
 }
 
@@ -280,6 +292,11 @@ static __always_inline void nn_on_close(struct bpf_sock_ops *s, struct bpf_sock 
 		};
 
 		byp.delete(&k);
+	}
+	if (c->flags & NN_CF_CAPTURED) {
+		struct nn_flow_key k = { .netns = c->netns, .ip = c->local, .port = c->local_port };
+
+		flows.delete(&k);
 	}
 	if (c->flags & NN_CF_COUNTED) {
 		u64 *n = live.lookup(&now);
