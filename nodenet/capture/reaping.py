@@ -36,11 +36,12 @@ def is_gone(instance: Instance, record: PodRecord) -> bool:
 
 def _has_process(netns_inode: int) -> bool:
     wanted = f"net:[{netns_inode}]"
-    for entry in os.scandir("/proc"):
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/{entry.name}/ns/net") == wanted:
-                    return True
+    with os.scandir("/proc") as entries:
+        for entry in entries:
+            if entry.name.isdecimal():
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/{entry.name}/ns/net") == wanted:
+                        return True
     return False
 
 
