@@ -6,6 +6,8 @@ import time
 from datetime import UTC, datetime
 
 _NS = 1_000_000_000
+_CLOCK_READS = 16
+_CLOCK_STEP_NS = 10_000
 
 
 def rfc3339(moment: datetime) -> str:
@@ -35,5 +37,19 @@ def parse_rfc3339(text: str) -> datetime:
 
 
 def boot_offset_ns() -> int:
-    """What to add to a CLOCK_BOOTTIME value of the kernel programs to get Unix time, ns."""
-    return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    """What to add to a CLOCK_BOOTTIME value of the kernel programs to get Unix time, ns.
+
+    The kernel keeps the two clocks a fixed distance apart until somebody sets the time. The
+    distance is measured to some tens of ns and rounded to 10 us, so that the same record has the
+    same time in every run.
+    """
+    low, high = -(1 << 63), 1 << 63
+    before = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    for _ in range(_CLOCK_READS):
+        now = time.time_ns()
+        after = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        # the wall clock was read somewhere between the two
+        low, high = max(low, now - after), min(high, now - before)
+        before = after
+    middle = (low + high) // 2
+    return (middle + _CLOCK_STEP_NS // 2) // _CLOCK_STEP_NS * _CLOCK_STEP_NS

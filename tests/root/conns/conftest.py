@@ -100,7 +100,7 @@ def answer(nodenet: Callable[..., subprocess.CompletedProcess[str]]) -> Callable
         keys = msgspec.json.decode(text)
         found = msgspec.json.decode(text, type=shape)
         # nothing is printed that the type, and so the published schema, does not have
-        assert msgspec.to_builtins(found) == keys
+        assert msgspec.json.decode(msgspec.json.encode(found)) == keys
         return found
 
     return run

@@ -108,7 +108,7 @@ def test_a_thousand_connections_of_any_ending_are_counted_exactly(
     counted = exchanged(pod, host, port, plans(random.Random(count + port), count, ENDINGS))
     assert len(counted) == count
     rows = {row["id"]: row for row in listed(instance, "--closed", "--pod", "t/pod")}
-    wrong = []
+    wrong: list[tuple[dict[str, Any], object]] = []
     for one in counted:
         row = rows.get(one["id"])
         if row is None:
