@@ -8,7 +8,6 @@ link, policy routes, and last the entry with LIVE. Un-enrolling goes backwards.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from nodenet.kernel.maps import Map
 from nodenet.kernel.netns import NetNs
 from nodenet.kernel.sock_diag import SockDiag, TcpSocket
 from nodenet.paths import Instance
+from nodenet.times import now_rfc3339
 
 _POLL_SECONDS = 0.002
 #: Established, and closing on one side: ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT.
@@ -93,24 +93,16 @@ class Enroller:
                 # the two backends must never both redirect: the old one goes first
                 self._take_out(ns, old)
                 old, live = None, False
-            record = PodRecord(
+            record = options.record(
                 name=name,
                 uid=uid,
                 node=node,
                 netns=str(netns),
                 netns_inode=ns.inode,
                 netns_cookie=cookie,
-                pod_id=pod_maps.pod_id(cookie),
                 ips=ips,
                 backend=backend,
-                direction=options.direction,
-                dns=options.dns,
-                on_proxy_down=options.on_proxy_down,
-                exclude_ports=options.exclude_ports,
-                exclude_cidrs=tuple(str(c) for c in options.exclude_cidrs),
-                mode=options.mode,
-                existing=options.existing,
-                enrolled_at=old.enrolled_at if old and live else _now(),
+                enrolled_at=old.enrolled_at if old and live else now_rfc3339(),
             )
             existing = self._existing(ns, addresses) if not live else []
             listeners = self._put_in(ns, record, addresses, node_id, old, live, wait_seconds)
@@ -335,8 +327,3 @@ class Enroller:
         if self.maps is not None:
             pod_maps.remove_totals(self.maps, record.netns_cookie)
         remove_record(self.instance, record.netns_cookie)
-
-
-def _now() -> str:
-    now = datetime.datetime.now(datetime.UTC)
-    return now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -43,6 +43,45 @@ class EnrolOptions:
             and record.mode == self.mode
         )
 
+    def record(
+        self,
+        *,
+        name: str,
+        netns: str,
+        netns_inode: int,
+        netns_cookie: int,
+        ips: tuple[str, ...],
+        backend: Backend,
+        enrolled_at: str,
+        node: str | None = None,
+        uid: str | None = None,
+    ) -> PodRecord:
+        """The record of a pod enrolled with these options."""
+        return PodRecord(
+            name=name,
+            uid=uid,
+            node=node,
+            netns=netns,
+            netns_inode=netns_inode,
+            netns_cookie=netns_cookie,
+            pod_id=pod_id(netns_cookie),
+            ips=ips,
+            backend=backend,
+            direction=self.direction,
+            dns=self.dns,
+            on_proxy_down=self.on_proxy_down,
+            exclude_ports=self.exclude_ports,
+            exclude_cidrs=tuple(str(c) for c in self.exclude_cidrs),
+            mode=self.mode,
+            existing=self.existing,
+            enrolled_at=enrolled_at,
+        )
+
+
+def pod_id(netns_cookie: int) -> int:
+    """The pod's 32-bit id: the low half of its cookie, which counts namespaces up from one."""
+    return netns_cookie & 0xFFFFFFFF
+
 
 def _port_order(port: ExcludedPort) -> tuple[str, int]:
     return (port.dir, port.port)

@@ -9,7 +9,6 @@ from typing import Any
 from nodenet import abi
 from nodenet.capture import pod_maps
 from nodenet.capture.options import EnrolOptions
-from nodenet.capture.records import PodRecord
 from nodenet.capture.targets import refuse_host
 from nodenet.kernel.netns import NetNs
 
@@ -25,21 +24,13 @@ def planned_writes(
             cookie = ns.cookie()
             addresses = pod_maps.PodAddresses.choose(i.interface.ip for i in ns.addresses())
             inode = ns.inode
-        record = PodRecord(
+        record = options.record(
             name=name,
             netns=str(path),
             netns_inode=inode,
             netns_cookie=cookie,
-            pod_id=pod_maps.pod_id(cookie),
             ips=tuple(str(a) for a in addresses.owned),
             backend="iptables" if options.backend == "iptables" else "ebpf",
-            direction=options.direction,
-            dns=options.dns,
-            on_proxy_down=options.on_proxy_down,
-            exclude_ports=options.exclude_ports,
-            exclude_cidrs=tuple(str(c) for c in options.exclude_cidrs),
-            mode=options.mode,
-            existing=options.existing,
             enrolled_at="",
         )
         for address in addresses.owned:

@@ -15,17 +15,13 @@ from dataclasses import dataclass
 from nodenet import abi
 from nodenet.abi import PodFlag, pack_ip
 from nodenet.capture.errors import AddressInUse
+from nodenet.capture.options import pod_id
 from nodenet.capture.records import ExcludedPort, PodRecord
 from nodenet.kernel.maps import Map
 
 _ALLOWED = b"\x01"
 _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 _OUT, _IN = 0, 1
-
-
-def pod_id(netns_cookie: int) -> int:
-    """The pod's 32-bit id: the low half of its cookie, which counts namespaces up from one."""
-    return netns_cookie & 0xFFFFFFFF
 
 
 def flags_of(record: PodRecord) -> PodFlag:

@@ -8,7 +8,8 @@ import pytest
 
 from nodenet import abi
 from nodenet.abi import PodFlag
-from nodenet.capture.pod_maps import PodAddresses, flags_of, pod_id, pod_value
+from nodenet.capture.options import pod_id
+from nodenet.capture.pod_maps import PodAddresses, flags_of, pod_value
 from nodenet.capture.records import ExcludedPort, PodRecord
 
 _DEFAULT = PodFlag.LIVE | PodFlag.OUT | PodFlag.IN | PodFlag.CLOSED_OUT | PodFlag.CLOSED_IN
