@@ -6,6 +6,7 @@ record names no process, and stops when all are found.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
@@ -60,6 +61,8 @@ def _search(pid: int, wanted: set[int], found: dict[int, Process]) -> None:
             comm = comm or comm_of(pid) or "?"
             found[inode] = Process(pid, comm)
             wanted.discard(inode)
+            if not wanted:
+                return
 
 
 def _pids() -> list[int]:
@@ -74,15 +77,13 @@ def _netns_of(pid: int) -> int | None:
 
 
 def _socket_inodes(pid: int) -> Iterator[int]:
-    directory = f"/proc/{pid}/fd"
+    # in the order of the descriptors: a server's listener comes before its connections
     try:
-        entries = os.listdir(directory)
-    except OSError:
+        with os.scandir(f"/proc/{pid}/fd") as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                    target = os.readlink(entry.path)
+                    if target.startswith(_PREFIX):
+                        yield int(target[len(_PREFIX) : -1])
+    except OSError:  # the process has gone, or may not be looked at
         return
-    for name in entries:
-        try:
-            target = os.readlink(f"{directory}/{name}")
-        except OSError:  # closed meanwhile
-            continue
-        if target.startswith(_PREFIX):
-            yield int(target[len(_PREFIX) : -1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -44,11 +44,29 @@ def open_connections(
     raw = reader.live_records()
     extra: list[Connection] = []
     if everything or (older and compiled.may_be_older and names.records):
-        from nodenet.conns import unrecorded
-
-        find = unrecorded.everything_else if everything else unrecorded.older_than_enrolment
-        extra = find(names, unrecorded.Recorded(raw), reader.cgroup_text, netns=compiled.netns)
+        extra = _unrecorded(reader, raw, compiled.netns, everything=everything)
     return _in_order(reader, compiled, raw, extra, proxy=proxy or everything)
+
+
+def _unrecorded(
+    reader: ConnReader, raw: memoryview, netns: Collection[int] | None, *, everything: bool
+) -> list[Connection]:
+    """Connections without a record. Most lists have none, and then import nothing for it."""
+    from nodenet.conns.census import Recorded, pods_with_more
+
+    recorded, names = Recorded(raw), reader.names
+    pods = [] if everything else pods_with_more(names.records, recorded, netns)
+    if not everything and not pods:
+        return []
+    from nodenet.conns import unrecorded
+
+    if everything:
+        return unrecorded.everything_else(recorded, names, reader.cgroup_text, netns=netns)
+    counters = reader.counters()
+    certain = not (counters.over_limit or counters.no_storage)
+    return unrecorded.older_than_enrolment(
+        pods, recorded, names, reader.cgroup_text, certain=certain
+    )
 
 
 def closed_connections(

@@ -1,17 +1,14 @@
 """Sockets without a kernel record: older than the enrolment, or of namespaces nobody enrolled.
 
 Taken from socket dumps, so they have the kernel's counters but no start and no decision. A dump of
-a namespace costs as much as all records together; it is made only where the kernel counts more
-TCP sockets than there are records and listeners.
+a namespace costs as much as all records together; `nodenet.conns.census` says where one is needed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Final, Literal
 
 import msgspec
@@ -19,8 +16,9 @@ import msgspec
 from nodenet import abi
 from nodenet.abi import Direction, Reason
 from nodenet.capture.records import PodRecord
+from nodenet.conns.census import Recorded
 from nodenet.conns.connection import Connection
-from nodenet.conns.decode import RECORD_SIZE, address_text
+from nodenet.conns.decode import address_text
 from nodenet.conns.names import Names
 from nodenet.conns.owners import Process, socket_owners
 from nodenet.conns.tcp import STATE_NAMES, State
@@ -34,60 +32,37 @@ _FIN_SENT: Final = frozenset(
     {State.FIN_WAIT_1, State.FIN_WAIT_2, State.CLOSING, State.LAST_ACK, State.TIME_WAIT}
 )
 _FIN_RECEIVED: Final = frozenset({State.CLOSE_WAIT, State.LAST_ACK, State.CLOSING, State.TIME_WAIT})
-#: A record as 64-bit words, to take one member of all records out by a slice.
-_WORDS: Final = RECORD_SIZE // 8
-_COOKIE_WORD: Final = abi.EVENT.offsets()["cookie"][0] // 8
-_NETNS_WORD: Final = abi.EVENT.offsets()["netns"][0] // 8
-
 CgroupText = Callable[[int], str | None]
 
 
-class Recorded:
-    """What has a record, taken from raw iterator output."""
-
-    def __init__(self, raw: memoryview) -> None:
-        words = raw.cast("Q")
-        self._cookies = words[_COOKIE_WORD::_WORDS]
-        self.per_netns: Counter[int] = Counter(words[_NETNS_WORD::_WORDS].tolist())
-        """How many a namespace has."""
-
-    @cached_property
-    def cookies(self) -> frozenset[int]:
-        """The ids of all."""
-        return frozenset(self._cookies.tolist())
-
-
 def older_than_enrolment(
-    names: Names,
+    pods: Iterable[PodRecord],
     recorded: Recorded,
+    names: Names,
     cgroup_text: CgroupText,
     *,
-    netns: Collection[int] | None = None,
+    certain: bool = True,
 ) -> list[Connection]:
-    """Open connections of enrolled pods that began before the enrolment.
+    """Open connections of those pods that have no record, because they began before the enrolment.
 
-    ``netns`` keeps only those namespaces. A pod whose namespace has gone is left out.
+    ``certain`` False: the kernel has run out of records at some time, so that may be the reason
+    too, and the rows have none.
     """
     rows: list[Connection] = []
-    for record in names.records:
-        if netns is not None and record.netns_cookie not in netns:
-            continue
+    for record in pods:
         with contextlib.suppress(NodenetError, OSError), NetNs.open(record.netns) as ns:
             if ns.cookie() != record.netns_cookie:
                 continue  # another namespace took the path
             with SockDiag(ns) as diag:
                 listeners = diag.dump_tcp([State.LISTEN])
-                expected = recorded.per_netns[record.netns_cookie] + len(listeners)
-                if sockets_in_use(ns) <= expected:
-                    continue
                 found = [s for s in diag.dump_tcp(_CONNECTED) if s.cookie not in recorded.cookies]
-            rows += _rows(found, listeners, ns, record, names, cgroup_text)
+            rows += _rows(found, listeners, ns, record, names, cgroup_text, certain=certain)
     return rows
 
 
 def everything_else(
-    names: Names,
     recorded: Recorded,
+    names: Names,
     cgroup_text: CgroupText,
     *,
     netns: Collection[int] | None = None,
@@ -104,21 +79,6 @@ def everything_else(
             found = [s for s in sockets if s.cookie not in recorded.cookies]
             rows += _rows(found, listeners, ns, names.by_netns.get(ns.cookie()), names, cgroup_text)
     return rows
-
-
-def sockets_in_use(ns: NetNs) -> int:
-    """How many TCP sockets the kernel has in a namespace, time-wait not counted."""
-    total = 0
-    with ns.entered():
-        for name, prefix in (("sockstat", "TCP: inuse "), ("sockstat6", "TCP6: inuse ")):
-            with (
-                contextlib.suppress(FileNotFoundError),  # IPv6 switched off at boot
-                open(f"/proc/thread-self/net/{name}") as lines,
-            ):
-                for line in lines:
-                    if line.startswith(prefix):
-                        total += int(line[len(prefix) :].split()[0])
-    return total
 
 
 def all_namespaces(names: Names) -> Iterator[NetNs]:
@@ -146,12 +106,16 @@ def _rows(
     record: PodRecord | None,
     names: Names,
     cgroup_text: CgroupText,
+    *,
+    certain: bool = True,
 ) -> list[Connection]:
     if not sockets:
         return []
     ports = {s.local_port for s in listeners}
     owners = socket_owners({s.inode for s in sockets if s.inode}, ns.inode)
-    reason = Reason.PRE_ENROLMENT if record else Reason.NOT_ENROLLED
+    reason = Reason.NOT_ENROLLED
+    if record is not None:
+        reason = Reason.PRE_ENROLMENT if certain else Reason.NONE
     return [
         _row(s, ns.cookie(), record, reason, ports, owners.get(s.inode), names, cgroup_text)
         for s in sockets
@@ -193,7 +157,7 @@ def _row(
         peer_name=names.by_address.get(abi.pack_ip(s.remote)),
         state=STATE_NAMES[s.state],
         captured_by="none",
-        reason=None if listens else reason.text,
+        reason=None if listens or not reason else reason.text,
         rule=None if listens else abi.rule(number, reason),
         bytes_sent=sent,
         bytes_received=received,

@@ -128,13 +128,13 @@ def test_no_dump_where_every_socket_has_a_record(
     scene.pair()
     monkeypatch.setattr(SockDiag, "dump_tcp", counting)
     rows = flat(open_connections(ConnReader(instance), Filter()))
-    assert len(rows) == 1 and dumps == [{10}]
+    assert len(rows) == 1 and dumps == []
     # TIME_WAIT is no connection of anybody and no reason to look
     client, server = scene.pair()
     client.close()
     server.close()
     assert len(flat(open_connections(ConnReader(instance), Filter()))) == 1
-    assert dumps == [{10}, {10}]
+    assert dumps == []
 
 
 def test_a_listener_older_than_the_enrolment_is_named(

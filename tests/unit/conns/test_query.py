@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import msgspec
 import pytest
 
 from nodenet.abi import ConnFlag, Direction
 from nodenet.conns import query
-from nodenet.conns.connection import Connection
 from nodenet.conns.decode import Decoder
 from nodenet.conns.filters import Filter
 from nodenet.conns.names import Names
@@ -68,10 +67,7 @@ def test_what_began_before_the_enrolment_stands_first(
     (model,) = reader.decoder.rows(record(cookie=9, netns=42))
     older = msgspec.structs.replace(model, start=None, reason="pre-enrolment", id="9")
 
-    def found(*_: object, netns: Collection[int] | None = None) -> list[Connection]:
-        return [older]
-
-    monkeypatch.setattr("nodenet.conns.unrecorded.older_than_enrolment", found)
+    monkeypatch.setattr(query, "_unrecorded", lambda *_, **__: [older])
     rows = flat(open_connections(reader, Filter()))
     assert [r.id for r in rows] == ["2", "9", "3"]
     assert [r.id for r in flat(open_connections(reader, Filter(pod=["cart"])))] == ["2"]
