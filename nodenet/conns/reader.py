@@ -74,7 +74,9 @@ class ConnReader:
             raise self._missing() from error
         # One mapping, touched only where the kernel writes: joining chunks would touch it twice,
         # and touching memory is what costs here.
-        buffer, end = mmap.mmap(-1, _BUFFER_BYTES), 0
+        # Private, because a shared one does not really grow when it is resized.
+        buffer = mmap.mmap(-1, _BUFFER_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        end = 0
         try:
             while True:
                 if len(buffer) - end < _READ_BYTES:
