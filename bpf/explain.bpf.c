@@ -14,7 +14,7 @@ int nn_explain(struct __sk_buff *skb)
 	struct nn_pod *p;
 	u64 netns;
 	u16 lport, rport;
-	u32 udp;
+	u32 udp, v;
 
 	if ((void *)(q + 1) > end)
 		return 0;
@@ -28,9 +28,15 @@ int nn_explain(struct __sk_buff *skb)
 	if (q->dir == NN_DIR_OUT) {
 		if (q->protocol != NN_IPPROTO_TCP && !udp)
 			return NN_V(NN_R_NOT_TCP, NN_ACT_PASS, 0);
-		return nn_decide_out(p, netns, q->proxy, &remote, rport, udp);
+		return nn_decide_out(p, netns, q->asker == NN_ASK_PROXY, &remote, rport, udp);
 	}
 	if (q->protocol != NN_IPPROTO_TCP)
 		return NN_V(NN_R_NOT_TCP, NN_ACT_PASS, 0);
+	if (q->asker) {
+		/* known by its 4-tuple (byp) once the SYN is on its way; the rows before are asked first */
+		v = nn_decide_in_early(p, netns, &local, lport, &remote, rport);
+		return v ? v : NN_V(q->asker == NN_ASK_PROXY ? NN_R_FROM_PROXY : NN_R_HOST_PROBE,
+				    NN_ACT_PASS, 0);
+	}
 	return nn_decide_in(p, netns, &local, lport, &remote, rport);
 }

@@ -247,6 +247,11 @@ struct nn_agg {
 	__u64 segs_out;
 };
 
+/* nn_query.asker: whose socket it is asked for */
+#define NN_ASK_ANYBODY 0u
+#define NN_ASK_PROXY 1u		/* one of the agent's cgroup */
+#define NN_ASK_NODE 2u		/* inbound: one of the pod's own node */
+
 /* input of the nn_explain program, behind 16 bytes of packet head */
 struct nn_query {
 	__u64 netns;
@@ -256,7 +261,7 @@ struct nn_query {
 	__u16 remote_port;
 	__u8 dir;
 	__u8 protocol;		/* IPPROTO_* */
-	__u8 proxy;		/* 1: asked for a socket of the agent's cgroup */
+	__u8 asker;		/* NN_ASK_* */
 	__u8 pad;
 };
 

@@ -178,6 +178,14 @@ class EventKind(IntEnum):
     CLOSED = 4
 
 
+class Asker(IntEnum):
+    """``nn_query.asker``: whose socket a question is about."""
+
+    ANYBODY = 0
+    PROXY = 1
+    NODE = 2
+
+
 class Stat(IntEnum):
     """Indices of the ``stat`` array beyond the per-reason ones (outbound 0, inbound 32)."""
 
@@ -410,7 +418,7 @@ QUERY: Final = Layout(
     Field("remote_port", "H", "port"),
     Field("dir", "B"),
     Field("protocol", "B"),
-    Field("proxy", "B"),
+    Field("asker", "B"),
     Field("pad", "B", "pad"),
 )
 

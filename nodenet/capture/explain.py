@@ -14,7 +14,7 @@ from typing import Final, Literal
 import msgspec
 
 from nodenet import abi
-from nodenet.abi import Action, Direction, Reason, pack_ip, rule
+from nodenet.abi import Action, Asker, Direction, Reason, pack_ip, rule
 from nodenet.capture import pod_maps
 from nodenet.capture.errors import CaptureError
 from nodenet.capture.programs import shelved
@@ -86,11 +86,12 @@ def ask(
     remote: tuple[abi.IPAddress, int],
     *,
     protocol: Literal["tcp", "udp"] = "tcp",
-    proxy: bool = False,
+    asker: Asker = Asker.ANYBODY,
 ) -> tuple[Reason, Action, int]:
     """Runs the kernel's decision: reason, action, and the proxy port it goes to (0: none).
 
-    ``local`` is the pod's side. Raises NotFound when the capture is not loaded.
+    ``local`` is the pod's side; ``asker`` whose socket it is, inbound at the other end. Raises
+    NotFound when the capture is not loaded.
     """
     query = abi.QUERY.pack(
         netns=netns_cookie,
@@ -100,7 +101,7 @@ def ask(
         remote_port=remote[1],
         dir=direction,
         protocol=_PROTOCOLS[protocol],
-        proxy=int(proxy),
+        asker=asker,
     )
     with shelved(instance, "nn_explain") as program:
         verdict, _ = test_run(program.fd, _HEAD + query)
@@ -124,11 +125,11 @@ def explain(
     remote: tuple[abi.IPAddress, int],
     names: Mapping[str, str],
     protocol: Literal["tcp", "udp"] = "tcp",
-    proxy: bool = False,
+    asker: Asker = Asker.ANYBODY,
 ) -> Explanation:
     """The whole answer for one connection; ``names`` maps addresses to pod names."""
     reason, action, port = ask(
-        instance, netns_cookie, direction, local, remote, protocol=protocol, proxy=proxy
+        instance, netns_cookie, direction, local, remote, protocol=protocol, asker=asker
     )
     fired = rule(direction, reason)
     assert fired is not None

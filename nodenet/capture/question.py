@@ -5,8 +5,10 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING, Literal
 
-from nodenet.abi import Direction, IPAddress
+from nodenet import abi
+from nodenet.abi import Asker, Direction, IPAddress, PodFlag, pack_ip
 from nodenet.capture.explain import Explanation, explain
+from nodenet.capture.pod_maps import netns_key
 from nodenet.capture.records import PodRecord
 from nodenet.capture.targets import resolve_target
 from nodenet.endpoint import parse_endpoint
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 #: The port shown for a side whose port does not matter to the decision.
 _ANY_PORT = 0
+#: Interface index of the loopback in every namespace.
+_LO = 1
 
 
 def answer(
@@ -31,7 +35,9 @@ def answer(
 ) -> Explanation:
     """Explains a connect of SRC to DST, or with ``inbound`` the SYN of SRC that arrives at DST.
 
-    SRC is a TARGET, or inbound also an address; DST an ENDPOINT whose name may be a pod.
+    SRC is a TARGET, or inbound also an address; DST an ENDPOINT whose name may be a pod. Inbound,
+    a TARGET in the namespace of the pod's node (``pid:1``) stands for the node's own processes,
+    and ``proxy`` for the proxy's leg to the app.
     """
     records = list(capture.records())
     names = {ip: record.name for record in records for ip in record.ips}
@@ -43,7 +49,7 @@ def answer(
                 f"cannot explain: {remote[0]} is no address of a pod enrolled here; "
                 "see: nodenet capture show"
             )
-        peer = _source_address(src, records, remote[0])
+        peer, of_node = _source(capture, src, records, remote[0])
         return explain(
             capture.instance,
             capture.maps,
@@ -54,6 +60,7 @@ def answer(
             remote=(peer, _ANY_PORT),
             names=names,
             protocol=protocol,
+            asker=Asker.PROXY if proxy else Asker.NODE if of_node else Asker.ANYBODY,
         )
     target = resolve_target(src, records)
     if target.record is not None:
@@ -73,7 +80,7 @@ def answer(
         remote=remote,
         names=names,
         protocol=protocol,
-        proxy=proxy,
+        asker=Asker.PROXY if proxy else Asker.ANYBODY,
     )
 
 
@@ -95,18 +102,38 @@ def _destination(text: str, records: list[PodRecord]) -> tuple[IPAddress, int]:
     return ipaddress.ip_address(target.record.ips[0]), endpoint.port
 
 
-def _source_address(text: str, records: list[PodRecord], other: IPAddress) -> IPAddress:
+def _source(
+    capture: Capture, text: str, records: list[PodRecord], pod: IPAddress
+) -> tuple[IPAddress, bool]:
+    """The address of SRC, and whether it is a process of the pod's own node."""
     try:
-        return _unmapped(ipaddress.ip_address(text))
+        return _unmapped(ipaddress.ip_address(text)), False
     except ValueError:
         pass
     target = resolve_target(text, records)
-    if target.record is None:
+    if target.record is not None:
+        own = [ipaddress.ip_address(ip) for ip in target.record.ips]
+        return _same_family(own, pod), False
+    with NetNs.open(target.netns_path) as ns:
+        node = _node_id(capture, ns.cookie())
+        # what stands on lo is not what the node dials from
+        found = sorted(ns.addresses(), key=lambda i: i.ifindex == _LO)
+        own = [i.interface.ip for i in found if not i.interface.ip.is_loopback]
+    if node is None:
         raise UsageError(
             f"{text} is not enrolled, so its address is not known; give an address as SRC"
         )
-    own = [ipaddress.ip_address(ip) for ip in target.record.ips]
-    return _same_family(own, other)
+    owner = capture.maps["lips"].lookup(pack_ip(pod))
+    return _same_family(own, pod), owner is not None and abi.LIP.unpack(owner)["node_id"] == node
+
+
+def _node_id(capture: Capture, netns_cookie: int) -> int | None:
+    """The node whose own namespace it is; None when it is not a node's."""
+    raw = capture.maps["pods"].lookup(netns_key(netns_cookie))
+    if raw is None:
+        return None
+    fields = abi.POD.unpack(raw)
+    return int(fields["id"]) if int(fields["flags"]) & PodFlag.HOST else None
 
 
 def _unmapped(address: IPAddress) -> IPAddress:

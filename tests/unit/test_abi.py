@@ -26,6 +26,7 @@ PREFIXES: dict[type[IntEnum] | type[IntFlag], tuple[str, set[str]]] = {
     abi.ConnFlag: ("NN_CF_", set()),
     abi.Via: ("NN_VIA_", set()),
     abi.EventKind: ("NN_EV_", {"NN_EV_KINDS"}),
+    abi.Asker: ("NN_ASK_", set()),
     abi.Stat: ("NN_STAT_", {"NN_STAT_MAX"}),
 }
 NUMBERS = {
