@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from msgspec.structs import replace
+
 from nodenet import abi
 from nodenet.abi import PodFlag
 from nodenet.capture import iptables, pod_maps, pod_routes, programs, reaping
@@ -75,7 +77,7 @@ class Enroller:
             ips = tuple(str(a) for a in addresses.owned)
             live = self._is_live(cookie)
             same = old is not None and options.matches(old, backend) and old.ips == ips
-            if old is not None and live and same and self._is_whole(ns, old):
+            if old is not None and live and same and not old.pending and self._is_whole(ns, old):
                 return EnrolResult(
                     record=old,
                     outcome="unchanged",
@@ -182,7 +184,7 @@ class Enroller:
         )
 
     def _is_whole(self, ns: NetNs, record: PodRecord) -> bool:
-        """Whether the namespace still has what the enrolment put there; see `verify` for details."""
+        """Whether the namespace still has what the enrolment put there (details: `verify`)."""
         if record.backend == "iptables":
             return iptables.state(ns, record).ok
         if not programs.pod_link_alive(self.instance, record.netns_cookie):
@@ -209,6 +211,8 @@ class Enroller:
         try:
             if self.maps is not None:
                 self._claim_addresses(record, addresses)
+            write_record(self.instance, replace(record, pending=True))
+            if self.maps is not None:
                 if not live:
                     undo.append(lambda: self._forget_maps(record))
                     undo.append(lambda: remove_record(self.instance, cookie))
@@ -216,7 +220,6 @@ class Enroller:
                 pod_maps.write_exclusions(self.maps, record)
                 if not live:
                     self._write_pod(addresses, cookie, PodFlag(0))
-            write_record(self.instance, record)
             if record.backend == "iptables":
                 undo.append(lambda: iptables.remove(ns))
                 iptables.apply(ns, record)
@@ -237,13 +240,22 @@ class Enroller:
                     pod_maps.remove_exclusions(self.maps, old, record)
                     gone = [ip for ip in old.ips if ip not in record.ips]
                     pod_maps.remove_addresses(self.maps, gone, cookie)
+            write_record(self.instance, record)
             return listeners
         except BaseException:
-            if not live:
+            if live and old is not None:
+                self._change_back(record, old)
+            else:
                 for step in reversed(undo):
                     with contextlib.suppress(OSError, NotFound):
                         step()
             raise
+
+    def _change_back(self, record: PodRecord, old: PodRecord) -> None:
+        """After a change that failed: what the pod was captured with stays in force."""
+        if self.maps is not None:
+            pod_maps.remove_exclusions(self.maps, record, old)
+        write_record(self.instance, old)
 
     def _claim_addresses(self, record: PodRecord, addresses: pod_maps.PodAddresses) -> None:
         assert self.maps is not None

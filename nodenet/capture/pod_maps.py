@@ -170,6 +170,9 @@ def remove_exclusions(
     maps: Mapping[str, Map], old: PodRecord, keep: PodRecord | None = None
 ) -> None:
     """Removes what ``old`` excluded and ``keep`` does not."""
+    if old.pending:
+        scrub(maps, old.netns_cookie, keep)
+        return
     kept_ports = set(keep.exclude_ports) if keep else set()
     kept_cidrs = set(keep.exclude_cidrs) if keep else set()
     for port in old.exclude_ports:
@@ -178,6 +181,26 @@ def remove_exclusions(
     for cidr in old.exclude_cidrs:
         if cidr not in kept_cidrs:
             maps["cidrs"].delete(_cidr_key(old.netns_cookie, cidr))
+
+
+def scrub(maps: Mapping[str, Map], netns_cookie: int, keep: PodRecord | None) -> None:
+    """Removes every exclusion and address of a pod that ``keep`` does not name.
+
+    Reads the whole maps: only for what a killed enrolment left, which no record tells.
+    """
+    ports = {_port_key(netns_cookie, p) for p in keep.exclude_ports} if keep else set()
+    for key, _ in list(maps["ports"].items()):
+        if abi.PORT_KEY.unpack(key)["netns"] == netns_cookie and key not in ports:
+            maps["ports"].delete(key)
+    cidrs = {_cidr_key(netns_cookie, c) for c in keep.exclude_cidrs} if keep else set()
+    wanted = netns_cookie.to_bytes(8, "big")
+    for key, _ in list(maps["cidrs"].items()):
+        if abi.CIDR_KEY.unpack(key)["netns_be"] == wanted and key not in cidrs:
+            maps["cidrs"].delete(key)
+    own = {pack_ip(ipaddress.ip_address(ip)) for ip in keep.ips} if keep else set()
+    for key, value in list(maps["lips"].items()):
+        if abi.LIP.unpack(value)["netns"] == netns_cookie and key not in own:
+            maps["lips"].delete(key)
 
 
 def remove_addresses(maps: Mapping[str, Map], ips: Iterable[str], netns_cookie: int) -> None:

@@ -3,7 +3,8 @@
 One JSON file a pod below the instance's run directory, named after the netns cookie. The kernel
 objects decide what is captured; the record adds the name, the namespace's path and the options as
 the operator gave them. It is written before the pod goes live and removed after it is off, so a
-record without a ``pods`` entry is an enrolment that did not finish.
+record without a ``pods`` entry is an enrolment that did not finish, and so is one that says
+``pending``.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     existing: Literal["keep", "reset"] = "keep"
     enrolled_at: str
     """RFC 3339, UTC, microseconds."""
+    pending: bool = False
+    """The enrolment, or a change of its options, has not finished: maps may hold more or less than
+    the record says. Enrolling again finishes it."""
 
 
 class RecordBroken(NodenetError):
