@@ -114,22 +114,21 @@ class LocalWorker:
 
     def remove_pod(self, cookie: int) -> None:
         """See `Worker.remove_pod`."""
-        if served := self._pods.pop(cookie, None):
+        if served := self._pods.get(cookie):
             logger.info("pod %s removed, %d connections left", served.pod.name, served.active)
-            self._leaving.add(served)
-            served.leave(self._leaving.discard)
+            self._leave(served)
 
     def cut_pod(self, cookie: int) -> None:
         """See `Worker.cut_pod`."""
-        self.remove_pod(cookie)
-        for served in [s for s in self._leaving if s.pod.cookie == cookie]:
+        for served in [s for s in self._all() if s.pod.cookie == cookie]:
             logger.info("namespace of pod %s is gone, %d cut", served.pod.name, served.active)
+            self._leave(served)
             served.cut()
 
     async def drain(self, seconds: float) -> int:
         """See `Worker.drain`."""
-        for cookie in list(self._pods):
-            self.remove_pod(cookie)
+        for served in list(self._pods.values()):
+            self._leave(served)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._data_path.admission.nobody()
@@ -145,10 +144,16 @@ class LocalWorker:
         yield from self._pods.values()
         yield from self._leaving
 
+    def _leave(self, served: ServedPod) -> None:
+        """Takes no new connections for it; nothing happens the second time."""
+        if self._pods.get(served.pod.cookie) is served:
+            del self._pods[served.pod.cookie]
+            self._leaving.add(served)
+            served.leave(self._leaving.discard)
+
     def _end_all(self) -> None:
-        for cookie in list(self._pods):
-            self.remove_pod(cookie)
-        for served in list(self._leaving):
+        for served in list(self._all()):
+            self._leave(served)
             served.cut()
 
 

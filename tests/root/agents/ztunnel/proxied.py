@@ -11,13 +11,12 @@ import contextlib
 import os
 import re
 import secrets
-import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -60,12 +59,20 @@ COMMIT
 class ProxyProcess:
     """``python -m nodenet.agents.ztunnel run`` as a child. Its log is in ``log``."""
 
-    def __init__(self, instance: Instance, cgroup: Cgroup, log: Path, *options: str) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        cgroup: Cgroup,
+        log: Path,
+        *options: str,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """``prefix``: a command that sets something and then executes the rest."""
         self.log = log
-        with log.open("ab") as out:
-            self._position = out.tell()
+        with log.open("xb") as out:
             self.process = subprocess.Popen(
                 [
+                    *prefix,
                     sys.executable,
                     "-m",
                     "nodenet.agents.ztunnel",
@@ -87,7 +94,7 @@ class ProxyProcess:
 
     def text(self) -> str:
         """What this process has written."""
-        return self.log.read_bytes()[self._position :].decode()
+        return self.log.read_text()
 
     def wait_for(self, pattern: str, seconds: float = DEADLINE) -> re.Match[str]:
         """Waits until the log has a match; AssertionError with the log when it has none."""
@@ -99,6 +106,13 @@ class ProxyProcess:
             assert time.monotonic() < end, f"no {pattern!r} in: {self.text()}"
             time.sleep(0.01)
         return found
+
+    def wait_for_lines(self, text: str, count: int, seconds: float = DEADLINE) -> None:
+        """Waits until so many lines of the log have a text in them."""
+        end = time.monotonic() + seconds
+        while (found := self.text().count(text)) < count:
+            assert time.monotonic() < end, f"{found} lines with {text!r}, not {count}"
+            time.sleep(0.01)
 
     def ready(self) -> Self:
         """Waits until it serves."""
@@ -190,10 +204,10 @@ class Proxied:
         remove_record(self.instance, record.netns_cookie)
         assert not record_path(self.instance, record.netns_cookie).exists()
 
-    def start(self, *options: str) -> ProxyProcess:
+    def start(self, *options: str, prefix: Sequence[str] = ()) -> ProxyProcess:
         """Starts a proxy; it may not be ready yet."""
-        log = self.directory / "proxy.log"
-        proxy = ProxyProcess(self.instance, self.cgroup, log, *options)
+        log = self.directory / f"proxy-{len(self._proxies)}.log"
+        proxy = ProxyProcess(self.instance, self.cgroup, log, *options, prefix=prefix)
         self._proxies.append(proxy)
         return proxy
 
@@ -248,6 +262,24 @@ class Proxied:
     def _stop_proxies(self) -> None:
         for proxy in self._proxies:
             proxy.stop(signal.SIGKILL)
+        for proxy in self._proxies:
+            fault = re.search(
+                r"(?s)(Traceback|Exception ignored|\berror\t|never awaited).*", proxy.text()
+            )
+            assert fault is None, f"in the log of the proxy: {fault[0]}"
+
+
+def is_reset(where: Namespace, host: str, port: int) -> bool:
+    """Whether a connection from a namespace is made and then reset, and does not just end."""
+    with where.entered():
+        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock.settimeout(DEADLINE)
+    with sock:
+        try:
+            sock.connect((host, port))
+        except ConnectionResetError:  # it came before connect() had returned
+            return True
+        return ends_in_reset(sock)
 
 
 def accept(listener: socket.socket) -> socket.socket:
@@ -279,11 +311,6 @@ def ends_in_reset(sock: socket.socket) -> bool:
     except ConnectionResetError:
         return True
     return False
-
-
-def wait_readable(sock: socket.socket, seconds: float = DEADLINE) -> bool:
-    """Whether data, an end or an error comes in time."""
-    return bool(select.select([sock], [], [], seconds)[0])
 
 
 def _remove_tree(path: Path) -> None:

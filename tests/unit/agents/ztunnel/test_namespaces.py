@@ -51,7 +51,7 @@ def watches_a_process() -> bool:
     found = False
     for link in links:
         with contextlib.suppress(FileNotFoundError):  # that of the listing itself
-            found |= os.readlink(link) == "anon_inode:[pidfd]"
+            found |= "pidfd" in os.readlink(link)
     return found
 
 
