@@ -21,12 +21,19 @@ if TYPE_CHECKING:
     from nodenet.paths import Instance
 
 
+#: Behind the options of every verb that filters.
+_FILTERS = (
+    "A filter given twice keeps what fits either, different filters keep what fits all, ! in front "
+    "of a value means not: --state established --state syn-sent --port '!443'"
+)
+
+
 @object_group("conn", epilog="Example: nodenet conn list --pod shop/cart --sort -bytes_received")
 def command() -> None:
     """Connections of enrolled pods and their statistics, from the kernel itself."""
 
 
-@command.command("list")
+@command.command("list", epilog=_FILTERS)
 @click.option("--all", "everything", is_flag=True, help="Every TCP socket of the node.")
 @click.option("--proxy", is_flag=True, help="Also the proxy's own sockets.")
 @click.option("--closed", is_flag=True, help="Those that closed lately instead of open ones.")
@@ -66,6 +73,8 @@ def list_(
         row_type=Connection,
         empty=_why_empty(reader, filtered=filtered),
     )
+    if g.format in (Format.TABLE, Format.WIDE) and (missed := reader.counters().over_limit):
+        g.notice(f"{missed} connections were not recorded: there were too many at a time")
 
 
 def _why_empty(reader: object, *, filtered: bool) -> str:
@@ -98,7 +107,7 @@ def show(g: Globals, id_: str | None) -> None:
     emit_report(g, lambda: detail(reader, cookie), render)
 
 
-@command.command("top")
+@command.command("top", epilog=_FILTERS)
 @click.option(
     "-w",
     "--watch",
@@ -147,7 +156,7 @@ def top(
     )
 
 
-@command.command("watch")
+@command.command("watch", epilog=_FILTERS)
 @click.option(
     "--events",
     type=OneOf("event", ("open", "established", "refused", "closed"), many=True),
@@ -183,7 +192,7 @@ def watch(
     )
 
 
-@command.command("summary")
+@command.command("summary", epilog=_FILTERS)
 @click.option(
     "--by",
     type=OneOf("group", ("pod", "peer", "edge", "process", "reason")),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from nodenet.cli import numbers
 from nodenet.cli.tables import Column, Elide
+from nodenet.times import parse_rfc3339
 
 if TYPE_CHECKING:
     from nodenet.conns.connection import Connection
@@ -31,8 +33,12 @@ def end_cell(c: Connection) -> str | None:
 
 
 def age_cell(c: Connection) -> float | None:
-    """Seconds."""
-    return None if c.duration_us is None else c.duration_us / 1_000_000
+    """Seconds from the start to the end, or until now."""
+    if c.duration_us is not None:
+        return c.duration_us / 1_000_000
+    if c.start is None:
+        return None
+    return (datetime.now(UTC) - parse_rfc3339(c.start)).total_seconds()
 
 
 def _started(value: str, _exact: bool) -> str:

@@ -60,7 +60,7 @@ class Connection(msgspec.Struct, frozen=True, gc=False):
     end: str | None
     """None while open."""
     duration_us: int | None
-    """From start to end, or until now."""
+    """From start to end; None while open, so that what nothing happens on stays the same."""
     pid: int | None
     comm: str | None
     end_reason: EndReason | None

@@ -248,14 +248,14 @@ class Decoder:
             if start_ns:
                 second, us = divmod(start_ns // 1000 + offset_us, 1_000_000)
                 start = f"{seconds[second]}{_THOUSANDTHS[us // 1000]}{_THOUSANDTHS[us % 1000]}Z"
-                duration_us = (end_ns - start_ns) // 1000
             else:
-                start = duration_us = None
+                start = None
             if outcome & 0xFF < _FIRST_ENDED:
-                end = end_reason = end_by = errno = None
+                end = duration_us = end_reason = end_by = errno = None
             else:
                 second, us = divmod(end_ns // 1000 + offset_us, 1_000_000)
                 end = f"{seconds[second]}{_THOUSANDTHS[us // 1000]}{_THOUSANDTHS[us % 1000]}Z"
+                duration_us = (end_ns - start_ns) // 1000 if start_ns else None
                 if local == _NO_ADDRESS:  # refused before it was bound
                     local = self._own_address(space, family)
                 end_reason, end_by, errno = ends[outcome, decision[1] & _PEER_FIN != 0]

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from nodenet.paths import Instance
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
 
+NODENET = str(Path(sys.executable).with_name("nodenet"))
 Enrol = Callable[..., PodRecord]
 Answer = Callable[..., Any]
 _SERVE = (
@@ -58,6 +60,39 @@ def test_both_families_ids_and_process(scene: Any, enrol: Enrol, answer: Answer)
     assert [row.family for row in rows] == [4, 6]
     assert {row.process for row in rows} == {f"{rows[0].comm}[{os.getpid()}]"}
     assert rows[1].local.startswith("[fd99::1]:") and rows[1].remote == "[fd99::2]:8080"
+
+
+def test_watching_shows_only_what_changes(scene: Any, enrol: Enrol, instance: Instance) -> None:
+    enrol()
+    quiet, _ = scene.pair()
+    busy, server = scene.pair()
+    still, moving = cookie(quiet), cookie(busy)
+    child = subprocess.Popen(
+        [NODENET, "--id", instance.id or "", "conn", "list", "-j", "-w", "0.1"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    try:
+        lines = [json.loads(child.stdout.readline()) for _ in range(2)]
+        busy.sendall(b"x")
+        assert server.recv(1) == b"x"
+        lines.append(json.loads(child.stdout.readline()))
+        quiet.close()
+        # the acknowledgement may come a round after the byte
+        while lines[-1]["change"] != "gone":
+            lines.append(json.loads(child.stdout.readline()))
+    finally:
+        child.send_signal(2)
+        assert child.wait(10) == 0
+        child.stdout.close()
+    changes = {(line["change"], line["id"]) for line in lines}
+    # its close may be seen half-way, as a change of state
+    assert changes - {("changed", still)} == {
+        ("added", still), ("added", moving), ("changed", moving), ("gone", still),
+    }  # fmt: skip
+    half = [line["state"] for line in lines if (line["change"], line["id"]) == ("changed", still)]
+    assert "established" not in half
 
 
 def test_filters_work_on_what_is_there(scene: Any, enrol: Enrol, answer: Answer) -> None:

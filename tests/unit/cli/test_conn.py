@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,8 +18,11 @@ from nodenet.cli.style import Style
 from nodenet.cli.tables import render_table
 from nodenet.conns.connection import KEYS, Connection
 from nodenet.errors import NotFound, UsageError
+from nodenet.times import rfc3339_ns
 
 NOBODY = "nn-nobody"
+#: 2 h 5 min 30 s before now.
+START = rfc3339_ns(time.time_ns() - (2 * 3600 + 5 * 60 + 30) * 1_000_000_000)
 
 
 def connection(**changes: Any) -> Connection:
@@ -48,9 +52,9 @@ def connection(**changes: Any) -> Connection:
         rtt_us=340,
         rtt_min_us=290,
         cwnd=10,
-        start="2026-01-31T08:37:02.000000Z",
+        start=START,
         end=None,
-        duration_us=7_530_000_000,
+        duration_us=None,
         pid=4711,
         comm="python3",
         end_reason=None,
@@ -108,9 +112,10 @@ def test_closed_ones_say_how_they_ended() -> None:
 
 
 def test_what_is_unknown_is_a_dash() -> None:
-    bare = connection(pod=None, pid=None, comm=None, rtt_us=None, duration_us=None, dir=None)
+    bare = connection(pod=None, pid=None, comm=None, rtt_us=None, start=None, dir=None)
     row = render_table([bare], columns(), Style()).splitlines()[1]
-    assert row.split()[1:3] == ["netns:41", "-"] and row.endswith("  -")
+    assert row.split()[1:3] == ["netns:41", "-"]
+    assert row.split()[-4:] == ["-", "0", "-", "-"]
 
 
 @pytest.mark.parametrize(
