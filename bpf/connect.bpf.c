@@ -43,6 +43,27 @@ static __always_inline void nn_refused(struct nn_conn *c, struct nn_pod *p)
 		a->failed += 1;
 }
 
+/*
+ * The proxy dials its own pod: gives the socket the mark by which its packets and their answers are
+ * routed to lo, for it may come from the client's address. An unmodified ztunnel sets 0x539 and
+ * counts on netfilter for the rest.
+ */
+static __always_inline void nn_mark_own_leg(struct bpf_sock_addr *ctx, struct nn_pod *p, u64 netns,
+					    struct nn_ip *dst)
+{
+	struct nn_lip *own = lips.lookup(dst);
+	struct nn_cfg *c;
+	u32 zero = 0, mark;
+
+	if (!own || own->netns != netns || (p->flags & NN_POD_IPTABLES))
+		return;
+	c = cfg.lookup(&zero);
+	if (!c)
+		return;
+	mark = c->tmark;
+	nn_setsockopt(ctx, NN_SOL_SOCKET, NN_SO_MARK, &mark, sizeof(mark));
+}
+
 /* Decides, records, and says where to connect to: the verdict, `to` filled when it redirects. */
 static __always_inline u32 nn_connect_tcp(struct bpf_sock_addr *ctx, struct nn_ip *dst, u16 dport,
 					  struct nn_ip *to)
@@ -67,8 +88,10 @@ static __always_inline u32 nn_connect_tcp(struct bpf_sock_addr *ctx, struct nn_i
 	}
 	nn_new_record(c, ctx, netns, dst, dport, nn_is_mapped(dst) ? AF_INET : AF_INET6);
 	c->reason = NN_V_REASON(v);
-	if (proxy)
+	if (proxy) {
 		c->flags |= NN_CF_PROXY;
+		nn_mark_own_leg(ctx, p, netns, dst);
+	}
 	if (action == NN_ACT_REDIRECT || c->reason == NN_R_CAPTURED || c->reason == NN_R_DNS) {
 		c->via = p->flags & NN_POD_IPTABLES ? NN_VIA_IPTABLES : NN_VIA_EBPF;
 		c->orig = *dst;

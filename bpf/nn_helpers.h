@@ -11,6 +11,8 @@
 #define NN_IPPROTO_UDP 17
 #define NN_IPPROTO_MPTCP 262
 #define NN_ECONNREFUSED 111
+#define NN_SOL_SOCKET 1
+#define NN_SO_MARK 36
 
 /* TCP states, as in net/tcp_states.h */
 #define NN_ESTABLISHED 1
@@ -36,6 +38,7 @@ static long (*nn_sk_assign)(void *ctx, void *sk, u64 flags) = (void *)124;
 static void *(*nn_tcp_sock)(void *sk) = (void *)137;	/* bpf_skc_to_tcp_sock */
 static long (*nn_seq_write)(void *seq, const void *data, u32 size) = (void *)127;
 static int (*nn_set_retval)(int value) = (void *)187;
+static long (*nn_setsockopt)(void *ctx, int level, int name, void *value, int size) = (void *)49;
 
 #define NN_MAPPED __builtin_bswap32(0xffff)
 
