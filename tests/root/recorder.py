@@ -59,6 +59,7 @@ class Recorder:
         self.listeners: dict[tuple[bool, str, int], socket.socket] = {}
         self.accepted: set[socket.socket] = set()
         self.greetings: list[dict[str, Any]] = []
+        self.held: list[socket.socket] = []
 
     # -- commands
 
@@ -106,11 +107,16 @@ class Recorder:
         source_port: int = 0,
         mark: int = 0,
         udp: bool = False,
+        hold: bool = False,
         timeout: float = 3.0,
     ) -> dict[str, Any]:
-        """Connects (``source`` may be somebody else's address) and reads the greeting."""
+        """Connects (``source`` may be somebody else's address) and reads the greeting.
+
+        ``hold`` keeps the connection for `speak`.
+        """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM if udp else socket.SOCK_STREAM) as sock:
+        sock = socket.socket(family, socket.SOCK_DGRAM if udp else socket.SOCK_STREAM)
+        try:
             sock.settimeout(timeout)
             if mark:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
@@ -121,10 +127,32 @@ class Recorder:
             local = endpoint(sock.getsockname())
             if udp:
                 sock.send(b"dial")
-                return {"local": local, "greeting": json.loads(sock.recv(_BUFFER))}
-            with sock.makefile("rb") as stream:
-                line = stream.readline()
-            return {"local": local, "greeting": json.loads(line) if line else None}
+            line = sock.recv(_BUFFER)
+            while line and not udp and not line.endswith(b"\n"):
+                line += sock.recv(_BUFFER)
+        except OSError:
+            sock.close()
+            raise
+        if hold:
+            self.held.append(sock)
+        else:
+            sock.close()
+        return {"local": local, "greeting": json.loads(line) if line else None}
+
+    def speak(self, word: str, let_go: bool) -> dict[str, Any]:
+        """How many of the held connections still echo."""
+        echoing = 0
+        for sock in self.held:
+            try:
+                sock.sendall(word.encode())
+                echoing += sock.recv(_BUFFER) == word.encode()
+            except OSError:
+                pass
+            if let_go:
+                sock.close()
+        if let_go:
+            self.held.clear()
+        return {"echoing": echoing}
 
     def accepted_since(self) -> dict[str, Any]:
         """The greetings of every connection accepted since the last time this was asked."""

@@ -73,6 +73,8 @@ class Recorder:
 
     def __init__(self, name: str, namespace: Namespace, cgroup: Path | None = None) -> None:
         self.name = name
+        self.loopbacks: tuple[str, ...] = LOOPBACKS
+        """Where `listen_as_proxy` opens the DNS listeners."""
         argv = [sys.executable, "-S", "-E", str(_SCRIPT), name]
         if cgroup is not None:
             argv.append(str(cgroup))
@@ -111,9 +113,12 @@ class Recorder:
         source_port: int = 0,
         mark: int = 0,
         udp: bool = False,
+        hold: bool = False,
         timeout: float = 3.0,
     ) -> tuple[Address, Greeting]:
         """Connects from this process: its own address and what the other side says.
+
+        ``hold`` keeps the connection, for `echoing`.
 
         OSError as the connect had it; TimeoutError when it, or the greeting, did not come.
         """
@@ -125,9 +130,14 @@ class Recorder:
             source_port=source_port,
             mark=mark,
             udp=udp,
+            hold=hold,
             timeout=timeout,
         )
         return _address(reply["local"]), Greeting.read(reply["greeting"])
+
+    def echoing(self, *, let_go: bool = False) -> int:
+        """How many held connections still carry data both ways; ``let_go`` closes them after."""
+        return int(self._ask("speak", word="still there?", let_go=let_go)["echoing"])
 
     def accepted(self) -> list[Greeting]:
         """Every connection and datagram taken since this was last asked."""
@@ -153,7 +163,7 @@ class Recorder:
     def _each_listener(self, do: Callable[[int, str, bool], object], dns: bool) -> None:
         for port in PROXY_PORTS:
             do(port, "::", False)
-        for host in LOOPBACKS if dns else ():
+        for host in self.loopbacks if dns else ():
             do(abi.DNS_PORT, host, False)
             do(abi.DNS_PORT, host, True)
 

@@ -27,7 +27,7 @@ from nodenet.capture.session import Capture, agent_cgroup_path, remove_instance
 from nodenet.kernel.netns import NetNs
 from nodenet.lab.topology import Namespace, Topology
 from nodenet.paths import Instance
-from tests.root.recording import Recorder
+from tests.root.recording import LOOPBACKS, Recorder
 
 Version = Literal[4, 6]
 VERSIONS: Final[tuple[Version, ...]] = (4, 6)
@@ -128,6 +128,10 @@ def build(topology: Topology, versions: tuple[Version, ...] = VERSIONS) -> dict[
     """Makes ``pod``, ``node`` and ``outside`` with links, addresses and routes."""
     spaces = {label: topology.namespace(label) for label in ("pod", "node", "outside")}
     node = spaces["node"]
+    if 6 not in versions:
+        spaces["pod"].sysctl(
+            {f"net.ipv6.conf.{name}.disable_ipv6": 1 for name in ("all", "default", "lo")}
+        )
     node.sysctl({"net.ipv4.ip_forward": 1, "net.ipv6.conf.all.forwarding": 1})
     with node.netlink() as link:
         for label in ("pod", "outside"):
@@ -170,7 +174,10 @@ def _gateway(label: str, version: Version) -> IPAddress:
 
 
 class World:
-    """The whole scene on one backend, the pod enrolled. A context manager."""
+    """The whole scene on one backend, the pod enrolled. A context manager.
+
+    Without 6 in ``versions`` IPv6 is switched off in the pod, on lo too.
+    """
 
     def __init__(self, backend: Backend, versions: tuple[Version, ...] = VERSIONS) -> None:
         self.backend = backend
@@ -221,6 +228,7 @@ class World:
                 iptables.apply_host_probe_rules(node, pods)
         # the proxy's listeners register only in a namespace that is being enrolled
         self.record = self.enroll().record
+        self.proxy.loopbacks = LOOPBACKS[: len(self.versions)]
         self.proxy.listen_as_proxy()
 
     @property
