@@ -27,8 +27,8 @@ BPF_F_TABLE("lpm_trie", struct nn_cidr_key, u8, cidrs, 16384, BPF_F_NO_PREALLOC)
 
 /*
  * Original destination between SYN and accept: sockops writes it at connect, the proxy's child
- * socket copies it, and the client's close takes it out. A full map loses the oldest; such a connection is counted
- * (NN_STAT_NO_ORIGINAL) and the proxy refuses it.
+ * socket copies it, and the client's close takes it out. A full map loses the oldest; when that
+ * one was still to be copied it is counted (NN_STAT_NO_ORIGINAL) and the proxy refuses it.
  */
 BPF_F_TABLE("lru_hash", struct nn_flow_key, struct nn_conn, flows, 16384, 0);
 

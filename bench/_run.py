@@ -1,0 +1,113 @@
+"""What the benchmarks' commands have in common: options, progress, the answer, errors."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import NoReturn
+
+from bench._machine import need_root
+from bench._report import Report
+from nodenet.errors import NodenetError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a benchmark was called."""
+
+    quick: bool
+    rounds: int | None
+    """None: the benchmark's own choice."""
+    pods: int | None
+    only: frozenset[str]
+    """The sections to run."""
+
+    def choose_rounds(self, full: int, quick: int) -> int:
+        """How many rounds."""
+        return self.rounds or (quick if self.quick else full)
+
+
+def parse(
+    name: str, about: str, sections: Sequence[str], argv: Sequence[str]
+) -> tuple[Options, bool]:
+    """The options, and whether JSON is wanted. Exits 2 with a usage line on an unknown one."""
+    parser = argparse.ArgumentParser(
+        prog=f"./dev bench {name}", description=about, allow_abbrev=False
+    )
+    parser.add_argument("-j", "--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--quick", action="store_true", help="rough numbers in under a minute")
+    parser.add_argument("--rounds", type=int, metavar="N", help="how often everything is measured")
+    parser.add_argument(
+        "--only", action="append", choices=sections, metavar="SECTION",
+        help=f"only this part, repeatable; one of: {' '.join(sections)}",
+    )  # fmt: skip
+    if "pods" in sections:
+        parser.add_argument("--pods", type=int, metavar="N", help="how many pods are enrolled")
+    found = parser.parse_args(argv)
+    for option in ("rounds", "pods"):
+        value = getattr(found, option, None)
+        if value is not None and value < 1:
+            parser.error(f"--{option} {value}: must be at least 1")
+    options = Options(
+        quick=found.quick,
+        rounds=found.rounds,
+        pods=getattr(found, "pods", None),
+        only=frozenset(found.only or sections),
+    )
+    return options, bool(found.json)
+
+
+class Progress:
+    """One line a step on stderr; a benchmark that says nothing for minutes looks dead."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+
+    def __call__(self, step: str) -> None:
+        """Says what begins now."""
+        print(f"[{time.monotonic() - self._started:6.1f}s] {step}", file=sys.stderr, flush=True)
+
+
+def main(
+    name: str,
+    about: str,
+    sections: Sequence[str],
+    run: Callable[[Options, Progress], Report],
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Runs one benchmark; the exit status. Floors that are missed do not change it."""
+    options, as_json = parse(name, about, sections, sys.argv[1:] if argv is None else argv)
+    # as an exception, so that every block on the way out removes what it made
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        need_root()
+        report = run(options, Progress())
+    except NodenetError as error:
+        print(f"bench: {error.line()}", file=sys.stderr)
+        if as_json:
+            print(json.dumps(failure(error)))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    print(json.dumps(report.document()) if as_json else report.text())
+    return 0
+
+
+def failure(error: NodenetError) -> dict[str, str | int | None]:
+    """The JSON document of an error, as the command line prints it."""
+    return {
+        "error": error.message,
+        "kind": error.kind,
+        "exit": error.exit_code,
+        "hint": error.hint,
+    }
+
+
+def _stop(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
