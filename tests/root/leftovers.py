@@ -22,7 +22,7 @@ from nodenet.kernel.netns import RUN_NETNS
 from nodenet.paths import BPFFS, RUN
 
 _LOCK: Final = Path("/run/lock/nodenet-tests")
-_SESSION: Final = "NODENET_TEST_SESSION"
+SESSION: Final = "NODENET_TEST_SESSION"
 #: Processes that have been told to end need a moment; so does the kernel to free a namespace.
 GRACE_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.02
@@ -31,11 +31,11 @@ _POLL_SECONDS: Final = 0.02
 class Watch:
     """Made when the session starts, asked when it has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, lock: Path = _LOCK) -> None:
         self._token = secrets.token_hex(8)
-        os.environ[_SESSION] = self._token
-        _LOCK.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.environ[SESSION] = self._token
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_SH)
         self._before = frozenset(_objects())
 
@@ -75,7 +75,7 @@ def _objects() -> Iterator[str]:
 
 def _processes(token: str) -> Iterator[tuple[int, str]]:
     """Living descendants of this session, also those that no longer have us as an ancestor."""
-    wanted = f"{_SESSION}={token}".encode()
+    wanted = f"{SESSION}={token}".encode()
     for entry in os.scandir("/proc"):
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
             continue
