@@ -23,13 +23,11 @@ pytestmark = [pytest.mark.root]
 
 
 def test_a_pod_over_its_limit_is_refused_and_served_again_below_it(world: Proxied) -> None:
-    proxy = world.proxy("--max-connections=2")
-    with world.outbound() as (one, _a):
-        with world.outbound():
-            assert is_reset(world.pod, OUT4, 9)
-            proxy.wait_for("refused: over-limit")
-        one.sendall(b"x")
-        proxy.wait_for("refused")
+    proxy = world.proxy("--max-connections=2", "--access-log")
+    with world.outbound(), world.outbound():
+        assert is_reset(world.pod, OUT4, 9)
+        proxy.wait_for("refused: over-limit")
+    proxy.wait_for_lines("\taccess\t", 2)
     with world.outbound() as (client, server):
         client.sendall(b"again")
         assert server.recv(10) == b"again"
