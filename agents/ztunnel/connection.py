@@ -153,6 +153,7 @@ class Connection:
         if access_log.isEnabledFor(logging.INFO) and self._legs is not None:
             self._log(error)
         self.served.ended(self)
+        self._legs = None
 
     def _received(self, leg: int) -> int:
         return 0 if self._legs is None else self._legs[leg].received

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from nodenet.agents.ztunnel.decision import Route
+from nodenet.agents.ztunnel.listeners import KEEPALIVE_SECONDS
 
 _IP_TRANSPARENT: Final = 19
 _IPV6_TRANSPARENT: Final = 75
@@ -56,4 +57,6 @@ def _prepare(sock: RawSocket, route: Route, port: int, *, ipv6: bool) -> None:
     else:
         # the other end is another machine, which may vanish without a word
         option(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        option(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
+        option(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_SECONDS)
         sock.bind(("::" if ipv6 else "0.0.0.0", port))

@@ -18,6 +18,10 @@ BACKLOG: Final = 4096
 #: Connections taken in one go: about 2 ms of work, which established connections wait for.
 BATCH: Final = 32
 
+#: Silence after which a peer is asked whether it is still there, and between two such questions,
+#: of which the ninth without an answer ends the connection (ztunnel: KEEPALIVE_TIME, _INTERVAL).
+KEEPALIVE_SECONDS: Final = 180
+
 _IP_TRANSPARENT: Final = 19
 _IPV6_TRANSPARENT: Final = 75
 #: The process or the host has no descriptor, buffer or memory left: the connection stays queued.
@@ -68,6 +72,8 @@ def _listen(family: int, host: str, port: int) -> RawSocket:
         option(socket.SOL_SOCKET, socket.SO_MARK, MARK)
         option(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         option(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        option(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
+        option(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_SECONDS)
         option(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         option(socket.SOL_IP, _IP_TRANSPARENT, 1)
         if family == socket.AF_INET6:

@@ -287,22 +287,21 @@ class Leg:
         self._cut(error)
 
     def _cut(self, error: OSError) -> None:
-        for leg in (self, self.peer):
-            if leg.fd >= 0:
-                reset_on_close(leg.sock)
-        self._finish(error)
+        if self.fd >= 0:
+            reset_on_close(self.sock)
+            reset_on_close(self.peer.sock)
+            self._finish(error)
 
     def _finish(self, error: OSError | None) -> None:
-        """Gives both sockets up, once."""
-        peer, owner = self.peer, self.owner
-        if self.fd < 0:
-            return
-        owner.relay_ended(error)
-        for leg in (self, peer):
+        """Gives both sockets up. The two legs must not be used any more."""
+        legs = self, self.peer
+        self.owner.relay_ended(error)
+        for leg in legs:
             leg.ended = leg.shut = True
             leg.pending = None
             fd, leg.fd = leg.fd, -1
             self._relay.poller.retire(fd, leg.sock)
+            del leg.peer  # no cycle is left for the garbage collector
 
     def _socket_error(self) -> OSError:
         number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or errno.ECONNRESET

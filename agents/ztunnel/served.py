@@ -201,10 +201,15 @@ class ServedPod:
         self._dialled[dial_flow] = hops
         data_path.admission.opened()
         data_path.dials.add(connection)
-        data_path.poller.add(far.fileno(), STREAM, connection)
+        try:
+            data_path.poller.add(far.fileno(), STREAM, connection)
+        except OSError as error:  # fs.epoll.max_user_watches, memory
+            connection.dial_failed(error.errno or 0)
         return True
 
     def _decide(self, near: RawSocket, client: Address, direction: Direction) -> Route | Reason:
+        if len(self._connections) >= self.data_path.max_connections:
+            return Reason.OVER_LIMIT
         local: Address | None = None
         original: Address | None = None
         if direction is Direction.OUT or self.pod.backend == "iptables":
@@ -213,8 +218,6 @@ class ServedPod:
             local = from_sockaddr(near.getsockname())
         if direction is Direction.IN and original is None:
             original = local  # the listener was chosen without touching the packet
-        if len(self._connections) >= self.data_path.max_connections:
-            return Reason.OVER_LIMIT
         return decide(direction, original, self.pod, client=client, local=local)
 
     def _source_ports(self, route: Route) -> Iterator[int]:
