@@ -28,7 +28,7 @@ def emitter(
 
     def emit(times: int = 1, *, extra: int = 0, discard: bool = False) -> int:
         """What the last of ``times`` runs returned."""
-        query = abi.QUERY.pack(netns=extra, proxy=discard)
+        query = abi.QUERY.pack(netns=extra, asker=discard)
         return test_run(loaded["nn_explain"].fd, bytes(16) + query, repeat=times)[0]
 
     yield emit

@@ -24,7 +24,7 @@ int nn_explain(struct __sk_buff *skb)
 		return 2;
 	e.run = *run;
 	*run += 1;
-	if (q->proxy) {
+	if (q->asker) {
 		slot = evs.ringbuf_reserve(sizeof(*slot));
 		if (!slot)
 			return 1;
