@@ -13,7 +13,7 @@ of earlier connections are not counted into the time of a connect.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,6 +35,11 @@ BULK_CPU: Final = "bulk CPU"
 
 MODES: Final[tuple[Mode, ...]] = ("conn", "rtt", "bulk")
 _BULK_BYTES: Final = 64 << 10
+#: A sample counts when client and server had this share of their CPU; else it is taken again.
+_OWN_SHARE: Final = 0.92
+_MORE_ATTEMPTS: Final = 3
+#: A client that is let alone loses its CPU once in a hundred connections.
+_SWITCH_EACH: Final = 3
 _OUTBOUND_PORT, _INBOUND_PORT, _APP_PORT = 15001, 15006, 8080
 
 
@@ -44,6 +49,7 @@ class Path:
 
     scene: str
     client: pathlib.Path
+    server: pathlib.Path
     dial: str
     listen: str
 
@@ -54,9 +60,10 @@ def paths(world: World, standing: Standing) -> Iterator[Path]:
     dial = f"{world.outside_ip}:{_APP_PORT}"
     if not standing.captured:
         dial = f"{world.pod_ip}:{_OUTBOUND_PORT}"
-    yield Path(OUTBOUND, world.pod.path, dial, stand_in)
+    yield Path(OUTBOUND, world.pod.path, world.pod.path, dial, stand_in)
     port = _INBOUND_PORT if standing.captured else _APP_PORT
-    yield Path(INBOUND, world.outside.path, f"{world.pod_ip}:{_APP_PORT}", f"0.0.0.0:{port}")
+    dial, stand_in = f"{world.pod_ip}:{_APP_PORT}", f"0.0.0.0:{port}"
+    yield Path(INBOUND, world.outside.path, world.pod.path, dial, stand_in)
 
 
 def measure(
@@ -86,20 +93,43 @@ def run(
     cpu: int,
 ) -> Sample:
     """One run on one path."""
-    return load.run(
-        mode,
-        client=Side(netns=path.client, cpu=cpu),
-        dial=path.dial,
-        server=Side(
-            netns=world.pod.path,
-            cpu=cpu,
-            cgroup=standing.agent_cgroup or world.server_cgroup,
+    return undisturbed(
+        lambda: load.run(
+            mode,
+            client=Side(netns=path.client, cpu=cpu),
+            dial=path.dial,
+            server=Side(
+                netns=path.server,
+                cpu=cpu,
+                cgroup=standing.agent_cgroup or world.server_cgroup,
+            ),
+            listen=path.listen,
+            milliseconds=milliseconds,
+            size=_BULK_BYTES if mode == "bulk" else 64,
+            batch=mode == "conn",
         ),
-        listen=path.listen,
-        milliseconds=milliseconds,
-        size=_BULK_BYTES if mode == "bulk" else 64,
-        batch=mode == "conn",
+        mode,
     )
+
+
+def undisturbed(take: Callable[[], Sample], mode: Mode) -> Sample:
+    """A sample during which the CPU was the benchmark's own, or the best of a few.
+
+    Judged by what client and server used of their CPU, and by how often the client lost it, never
+    by the result.
+    """
+    best = take()
+    for _ in range(_MORE_ATTEMPTS):
+        if quality(best, mode) >= _OWN_SHARE:
+            break
+        best = max(best, take(), key=lambda sample: quality(sample, mode))
+    return best
+
+
+def quality(sample: Sample, mode: Mode) -> float:
+    """The share of the CPU; below 0 when the server ran within every other connect."""
+    interrupted = mode == "conn" and sample.client_switches > sample.count / _SWITCH_EACH
+    return sample.cpu_share - 2 if interrupted else sample.cpu_share
 
 
 def record(samples: Samples, scene: str, variant: str, mode: Mode, sample: Sample) -> None:

@@ -37,12 +37,19 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     client_cpu_ns: int
     server_cpu_ns: int
+    client_switches: int
+    """How often the clients lost their CPU."""
     p50_ns: int = 0
     p99_ns: int = 0
     max_ns: int = 0
     reply_p50_ns: int = 0
     reply_p99_ns: int = 0
     reply_max_ns: int = 0
+
+    @property
+    def cpu_share(self) -> float:
+        """CPU of client and server by time: near 1 where both share a CPU that nobody else used."""
+        return (self.client_cpu_ns + self.server_cpu_ns) / self.elapsed_ns
 
     @property
     def per_second(self) -> float:

@@ -89,19 +89,18 @@ def _measure(
     for _ in range(3 if options.quick else 7):
         samples.record(SCENE, COMMAND_CPU, "ms", variant, _command_cpu_ms(capture, spare))
     cpu, _ = two_cpus()
+    milliseconds = options.choose_milliseconds(full=400, quick=150)
     standing = Standing(captured=True, agent_cgroup=agent_cgroup_path(world.ebpf))
     outbound = next(iter(kernel.paths(world, standing)))
     for _ in range(3 if options.quick else 9):
-        sample = kernel.run(
-            load, world, standing, outbound, "conn", 150 if options.quick else 400, cpu
-        )
+        sample = kernel.run(load, world, standing, outbound, "conn", milliseconds, cpu)
         samples.record(SCENE, CONNECT_P50, "us", variant, sample.p50_ns / 1e3)
 
 
 def _command_cpu_ms(capture: Capture, spare: Namespace) -> float:
     """CPU of the command as a process of its own, the interpreter's start included."""
     argv = [sys.executable, "-m", "nodenet.cli.main", "--id", str(capture.instance.id)]
-    argv += ["-q", "capture", "enroll", f"netns:{spare.path}"]
+    argv += ["-q", "capture", "enroll", "--wait", "0s", f"netns:{spare.path}"]
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         said = process.stderr.read().decode().strip()

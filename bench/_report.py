@@ -127,7 +127,7 @@ def columns(lines: Sequence[Sequence[str]], *, left: int) -> str:
 
 
 def number(value: float) -> str:
-    """Three to four digits, whatever the size: ``0.0123``, ``4.56``, ``78.9``, ``12346``."""
+    """Three to four digits, whatever the size: ``0.0123``, ``4.50``, ``78.9``, ``12346``."""
     if abs(value) >= 1000:
         return f"{value:.0f}"
-    return f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}"
+    return f"{value:#.3g}" if abs(value) < 100 else f"{value:.1f}"

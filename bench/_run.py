@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from bench._machine import need_root
 from bench._report import Report
 from nodenet.errors import NodenetError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,8 @@ class Options:
     quick: bool
     rounds: int | None
     """None: the benchmark's own choice."""
+    milliseconds: int | None
+    """How long one sample lasts, None likewise."""
     pods: int | None
     only: frozenset[str]
     """The sections to run."""
@@ -31,6 +35,10 @@ class Options:
     def choose_rounds(self, full: int, quick: int) -> int:
         """How many rounds."""
         return self.rounds or (quick if self.quick else full)
+
+    def choose_milliseconds(self, full: int, quick: int) -> int:
+        """How long a sample lasts."""
+        return self.milliseconds or (quick if self.quick else full)
 
 
 def parse(
@@ -43,6 +51,7 @@ def parse(
     parser.add_argument("-j", "--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument("--quick", action="store_true", help="rough numbers in under a minute")
     parser.add_argument("--rounds", type=int, metavar="N", help="how often everything is measured")
+    parser.add_argument("--ms", type=int, metavar="N", help="how long one sample lasts")
     parser.add_argument(
         "--only", action="append", choices=sections, metavar="SECTION",
         help=f"only this part, repeatable; one of: {' '.join(sections)}",
@@ -50,13 +59,14 @@ def parse(
     if "pods" in sections:
         parser.add_argument("--pods", type=int, metavar="N", help="how many pods are enrolled")
     found = parser.parse_args(argv)
-    for option in ("rounds", "pods"):
+    for option in ("rounds", "ms", "pods"):
         value = getattr(found, option, None)
         if value is not None and value < 1:
             parser.error(f"--{option} {value}: must be at least 1")
     options = Options(
         quick=found.quick,
         rounds=found.rounds,
+        milliseconds=found.ms,
         pods=getattr(found, "pods", None),
         only=frozenset(found.only or sections),
     )
@@ -97,6 +107,12 @@ def main(
         return 130
     print(json.dumps(report.document()) if as_json else report.text())
     return 0
+
+
+def in_turn(variants: tuple[T, ...], turn: int) -> tuple[T, ...]:
+    """The variants, each round beginning with another one, so that none is always first."""
+    start = turn % len(variants)
+    return variants[start:] + variants[:start]
 
 
 def failure(error: NodenetError) -> dict[str, str | int | None]:

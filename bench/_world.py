@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 from nodenet.capture.options import EnrolOptions
-from nodenet.capture.result import EnrolResult
 from nodenet.capture.session import Capture, agent_cgroup_path, remove_instance
 from nodenet.kernel.cgroups import Cgroup
 from nodenet.lab.topology import Namespace, Topology
@@ -129,20 +128,3 @@ NONE: Final = Variant("none", _none)
 ATTACHED: Final = Variant("attached", _attached)
 EBPF: Final = Variant("ebpf", _ebpf)
 IPTABLES: Final = Variant("iptables", _iptables)
-
-
-def stats_only(direction: str) -> Variant:
-    """The pod's connections are recorded, and captured only in the other direction."""
-
-    @contextlib.contextmanager
-    def standing(world: World) -> Iterator[Standing]:
-        with loaded(world) as capture:
-            _enroll_other(capture, world, direction)
-            yield Standing(captured=False, instance=world.ebpf)
-
-    return Variant("recorded", standing)
-
-
-def _enroll_other(capture: Capture, world: World, direction: str) -> EnrolResult:
-    options = EnrolOptions(direction="in" if direction == "out" else "out")
-    return capture.enroll(world.pod.path, name=POD_NAME, options=options)

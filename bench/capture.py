@@ -1,6 +1,7 @@
 """What capturing a connection costs: by eBPF, by iptables, not at all.
 
-    sudo ./dev bench capture [-j] [--quick] [--rounds N] [--pods N] [--only SECTION]
+    sudo ./dev bench capture [-j] [--quick] [--rounds N] [--ms N] [--pods N]
+        [--only SECTION]...
 
 Sections: ``kernel`` (no proxy, `bench._kernel_scene`), ``proxy`` (the real one,
 `bench._proxy_scene`), ``pods`` (many enrolled pods, `bench._many_pods`). docs/benchmarks.md tells
@@ -17,9 +18,9 @@ from bench import _proxy_scene as proxy
 from bench._load import Load
 from bench._machine import machine, two_cpus
 from bench._report import Floor, Report
-from bench._run import Options, Progress, main
+from bench._run import Options, Progress, in_turn, main
 from bench._samples import Samples
-from bench._world import ATTACHED, EBPF, IPTABLES, NONE, Variant, World
+from bench._world import ATTACHED, EBPF, IPTABLES, NONE, World
 
 SECTIONS = ("kernel", "proxy", "pods")
 KERNEL_VARIANTS = (NONE, IPTABLES, ATTACHED, EBPF)
@@ -50,18 +51,12 @@ def run(options: Options, progress: Progress) -> Report:
     return report
 
 
-def in_turn(variants: tuple[Variant, ...], turn: int) -> tuple[Variant, ...]:
-    """The variants, each round beginning with another one, so that none is always first."""
-    start = turn % len(variants)
-    return variants[start:] + variants[:start]
-
-
 def measure_kernel(
     load: Load, samples: Samples, options: Options, rounds: int, progress: Progress
 ) -> None:
     """Scene one."""
     cpu, _ = two_cpus()
-    milliseconds = 120 if options.quick else 400
+    milliseconds = options.choose_milliseconds(full=400, quick=120)
     with World.made() as world:
         for turn in range(rounds):
             progress(f"kernel: round {turn + 1} of {rounds}")
@@ -78,7 +73,7 @@ def measure_proxy(
 ) -> None:
     """Scene two."""
     cpu, proxy_cpu = two_cpus()
-    milliseconds = 250 if options.quick else 1000
+    milliseconds = options.choose_milliseconds(full=1000, quick=250)
     with World.made() as world:
         for turn in range(rounds):
             progress(f"proxy: round {turn + 1} of {rounds}")

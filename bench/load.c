@@ -21,10 +21,11 @@
  *       batch=0|1         the server never interrupts a client on its CPU (SCHED_BATCH)
  *       count=N           connections (hold only)
  *
- * Prints one line of JSON: count, total (with those that only warm up), elapsed_ns, client_cpu_ns,
- * server_cpu_ns, bytes, and p50_ns, p99_ns, max_ns of connect (conn) or of the round trip (rtt);
- * with exchange also reply_p50_ns, ..., from before connect until the answer. hold prints
- * {"count": N} when all are open. A failure is one line on stderr and exit 1.
+ * Prints one line of JSON: count, total (with those that only warm up), elapsed_ns, bytes,
+ * client_cpu_ns, server_cpu_ns, client_switches (how often the clients lost their CPU), and p50_ns,
+ * p99_ns, max_ns of connect (conn) or of the round trip (rtt); with exchange also reply_p50_ns, ...,
+ * from before connect until the answer. hold prints {"count": N} when all are open. A failure is one
+ * line on stderr and exit 1.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -397,7 +398,8 @@ static void print_percentiles(const char *prefix, uint32_t *samples, uint64_t n)
 	       prefix, samples[n * 99 / 100], prefix, samples[n - 1]);
 }
 
-static void report(struct results *all, uint64_t client_cpu, uint64_t server_cpu)
+static void report(struct results *all, uint64_t client_cpu, uint64_t server_cpu,
+		   uint64_t switches)
 {
 	uint64_t started = UINT64_MAX, ended = 0, count = 0, bytes = 0, kept = 0, at = 0;
 	uint32_t *connect_ns, *reply_ns;
@@ -412,11 +414,11 @@ static void report(struct results *all, uint64_t client_cpu, uint64_t server_cpu
 		kept += r->kept;
 	}
 	printf("{\"count\": %llu, \"total\": %llu, \"elapsed_ns\": %llu, \"bytes\": %llu, "
-	       "\"client_cpu_ns\": %llu, \"server_cpu_ns\": %llu",
+	       "\"client_cpu_ns\": %llu, \"server_cpu_ns\": %llu, \"client_switches\": %llu",
 	       (unsigned long long)count, (unsigned long long)(count + clients * WARM_UP),
 	       (unsigned long long)(ended - started),
 	       (unsigned long long)bytes, (unsigned long long)client_cpu,
-	       (unsigned long long)server_cpu);
+	       (unsigned long long)server_cpu, (unsigned long long)switches);
 	if (kept) {
 		connect_ns = calloc(kept, sizeof(*connect_ns));
 		reply_ns = calloc(kept, sizeof(*reply_ns));
@@ -500,7 +502,7 @@ static void parse(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-	uint64_t client_cpu = 0, server_cpu = 0;
+	uint64_t client_cpu = 0, server_cpu = 0, switches = 0;
 	pid_t server = 0, pids[MAX_CLIENTS];
 	struct results *all;
 	struct rusage usage;
@@ -538,6 +540,7 @@ int main(int argc, char **argv)
 		if (wait4(pids[i], &status, 0, &usage) != pids[i] || status)
 			failed = 1;
 		client_cpu += cpu_ns(&usage);
+		switches += usage.ru_nvcsw + usage.ru_nivcsw;
 	}
 	if (server) {
 		kill(server, SIGKILL);
@@ -546,6 +549,6 @@ int main(int argc, char **argv)
 	}
 	if (failed)
 		return 1;
-	report(all, client_cpu, server_cpu);
+	report(all, client_cpu, server_cpu, switches);
 	return 0;
 }
