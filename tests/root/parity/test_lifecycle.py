@@ -22,7 +22,7 @@ from nodenet.capture.verify import verify
 from nodenet.kernel.netns import NetNs
 from nodenet.lab.rules import count_rules
 from nodenet.lab.topology import Namespace, remove_namespace
-from tests.root.dialling import connected, dial, is_alive, is_ended
+from tests.root.dialling import connected, dial, is_alive, is_ended, wait_for
 from tests.root.parity.cases import Case, only_ebpf
 from tests.root.parity.rows import parity
 from tests.root.recording import Recorder
@@ -151,7 +151,8 @@ def test_a_damaged_enrolment_is_made_whole(case: Case) -> None:
     damaged = world.enrolled()
     assert damaged is not None
     assert not verify(instance, maps, damaged).ok
-    assert dial(world.outside, a.pod, APP_PORT).by == "app"
+    # a link ends some time after its last pin has gone
+    wait_for(lambda: dial(world.outside, a.pod, APP_PORT).by == "app", "inbound is uncaptured")
     assert world.enroll().outcome == "changed"
     assert case.connect(a.outside, APP_PORT).verdict == "captured O8"
     assert case.arrive(APP_PORT).verdict == "captured I10"

@@ -26,8 +26,6 @@ from tests.root.recording import Greeting
 ETH_P_ALL: Final = 0x0003
 PACKET_OUTGOING: Final = 4
 _FRAME_BYTES: Final = 65536
-#: Seconds without an answer that say there will be none.
-SILENCE_SECONDS: Final = 0.2
 #: TCP flags.
 FIN, SYN, RST, PSH, ACK = 0x01, 0x02, 0x04, 0x08, 0x10
 
@@ -150,7 +148,7 @@ class Wire:
         flags = SYN | fields.pop("flags", 0)
         self.clear()
         self.send(*shape(self.tcp(source, sport, dport, flags, seq=start, **fields)))
-        answer = self.first(lambda p: self.is_tcp(p, source, sport), SILENCE_SECONDS)
+        answer = self.first(lambda p: self.is_tcp(p, source, sport))
         if answer is None:
             return Dialled(error=errno.ETIMEDOUT)
         got = self.segment(answer)
