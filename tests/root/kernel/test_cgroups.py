@@ -76,6 +76,12 @@ def test_nothing_is_made_outside_the_hierarchy(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+def test_the_usual_place_is_the_one_the_mount_table_names(tmp_path: Path) -> None:
+    table = tmp_path / "mounts"
+    table.write_bytes(cgroups.MOUNTS.read_bytes())
+    assert cgroups.cgroup2_mount() == cgroups.cgroup2_mount(table)
+
+
 def test_a_v1_directory_is_named_as_one() -> None:
     lines = Path("/proc/mounts").read_text().splitlines()
     v1 = [line.split()[1] for line in lines if line.split()[2] == "cgroup"]
