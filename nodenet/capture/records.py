@@ -39,6 +39,8 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     uid: str | None = None
     node: str | None = None
     """The node whose proxy serves the pod; None on a host that is one node."""
+    node_id: int = 0
+    """Whose own processes may probe the pod: the id `Capture.add_host` was given."""
     netns: str
     """Path of the namespace when it was enrolled."""
     netns_inode: int
