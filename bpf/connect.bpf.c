@@ -51,11 +51,10 @@ static __always_inline void nn_refused(struct nn_conn *c, struct nn_pod *p)
 static __always_inline void nn_mark_own_leg(struct bpf_sock_addr *ctx, struct nn_pod *p, u64 netns,
 					    struct nn_ip *dst)
 {
-	struct nn_lip *own = lips.lookup(dst);
 	struct nn_cfg *c;
 	u32 zero = 0, mark;
 
-	if (!own || own->netns != netns || (p->flags & NN_POD_IPTABLES))
+	if ((p->flags & NN_POD_IPTABLES) || !nn_is_own(netns, dst))
 		return;
 	c = cfg.lookup(&zero);
 	if (!c)
@@ -74,8 +73,12 @@ static __always_inline u32 nn_connect_tcp(struct bpf_sock_addr *ctx, struct nn_i
 	struct nn_conn *c;
 	u32 proxy, v, action;
 
-	if (!p || !(p->flags & NN_POD_LIVE) || !sk)
+	if (!sk)
 		return 0;
+	if (!p || !(p->flags & NN_POD_LIVE)) {
+		conns.sk_storage_delete(sk);	/* of a connect that failed while this was a pod */
+		return 0;
+	}
 	proxy = nn_is_agent();
 	v = nn_decide_out(p, netns, proxy, dst, dport, 0);
 	action = NN_V_ACTION(v);

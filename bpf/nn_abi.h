@@ -99,6 +99,12 @@ enum nn_reason {
 #define NN_LIVE_CLOSED 1u	/* connections closed since the programs were loaded */
 #define NN_LIVE_MAX 2u
 
+/*
+ * Stands for the pod's own cookie in nn_sk_lookup, which no helper tells it: the loader puts the
+ * cookie in its place, so each pod has a program of its own.
+ */
+#define NN_SELF_COOKIE 0x6e6f64656e657421ll
+
 #define NN_CLOSED_KEPT 16384u	/* entries of closed, a power of two */
 
 struct nn_ip {
@@ -130,7 +136,13 @@ struct nn_pod {
 	__u64 enrolled_ns;	/* CLOCK_BOOTTIME when the enrolment went live */
 };
 
-/* lips[ip] */
+/* netns 0: for the node's own processes, which know only the address */
+struct nn_lip_key {
+	__u64 netns;
+	struct nn_ip ip;
+};
+
+/* lips[netns, ip] */
 struct nn_lip {
 	__u64 netns;
 	__u32 pod_id;

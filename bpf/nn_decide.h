@@ -47,10 +47,16 @@ static __always_inline int nn_cidr_excluded(const struct nn_pod *p, u64 netns, c
 	return version && (*version == 4) == nn_is_mapped(a);
 }
 
+static __always_inline int nn_is_own(u64 netns, const struct nn_ip *a)
+{
+	struct nn_lip_key k = { .netns = netns, .ip = *a };
+
+	return lips.lookup(&k) != 0;
+}
+
 static __always_inline u32 nn_decide_out(struct nn_pod *p, u64 netns, u32 proxy, struct nn_ip *dst,
 					 u16 dport, u32 udp)
 {
-	struct nn_lip *own;
 	u32 dns, port;
 
 	if (!p || !(p->flags & NN_POD_LIVE))
@@ -64,8 +70,7 @@ static __always_inline u32 nn_decide_out(struct nn_pod *p, u64 netns, u32 proxy,
 		return NN_V(NN_R_PROXY, NN_ACT_PASS, 0);
 	if (nn_is_loopback(dst))
 		return NN_V(NN_R_LOOPBACK, NN_ACT_PASS, 0);
-	own = lips.lookup(dst);
-	if (own && own->netns == netns)
+	if (nn_is_own(netns, dst))
 		return NN_V(NN_R_SELF, NN_ACT_PASS, 0);
 	if (nn_port_excluded(p, netns, dport, 0))
 		return NN_V(NN_R_EXCLUDED_PORT, NN_ACT_PASS, 0);
@@ -86,15 +91,13 @@ static __always_inline u32 nn_decide_out(struct nn_pod *p, u64 netns, u32 proxy,
 static __always_inline u32 nn_decide_in_early(struct nn_pod *p, u64 netns, struct nn_ip *local,
 					      u16 lport, struct nn_ip *remote, u16 rport)
 {
-	struct nn_lip *peer;
 	struct nn_byp *b;
 
 	if (nn_is_loopback(local) || nn_is_loopback(remote))
 		return NN_V(NN_R_LOOPBACK, NN_ACT_PASS, 0);
 	if (nn_same_ip(local, remote))
 		return NN_V(NN_R_SELF, NN_ACT_PASS, 0);
-	peer = lips.lookup(remote);
-	if (peer && peer->netns == netns)
+	if (nn_is_own(netns, remote))
 		return NN_V(NN_R_SELF, NN_ACT_PASS, 0);
 	if (!p || !(p->flags & NN_POD_LIVE))
 		return NN_V(NN_R_NOT_ENROLLED, NN_ACT_PASS, 0);

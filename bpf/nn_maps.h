@@ -13,8 +13,12 @@ BPF_ARRAY(cfg, struct nn_cfg, 1);
 /* Enrolment: written last by user space, so it is the switch. Gone: the pod is not captured. */
 BPF_F_TABLE("hash", u64, struct nn_pod, pods, 4096, 0);
 
-/* Which pod owns an address. User space, before `pods`. sk_lookup finds the pod by it. */
-BPF_F_TABLE("hash", struct nn_ip, struct nn_lip, lips, 16384, 0);
+/*
+ * The addresses of each pod, to tell its calls to itself; and each address once more under netns 0,
+ * to tell the node's processes whose pod it is. Two pods may have the same address. User space,
+ * before `pods`.
+ */
+BPF_F_TABLE("hash", struct nn_lip_key, struct nn_lip, lips, 32768, BPF_F_NO_PREALLOC);
 
 /* Excluded ports per pod and direction. Only looked at when the pod has NN_POD_PORTS. */
 BPF_F_TABLE("hash", struct nn_port_key, u8, ports, 65536, BPF_F_NO_PREALLOC);

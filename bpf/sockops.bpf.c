@@ -95,6 +95,7 @@ static __always_inline void nn_on_listen(struct bpf_sock_ops *s, struct bpf_sock
 		nn_count(NN_STAT_NO_STORAGE);
 		return;
 	}
+	__builtin_memset(c, 0, sizeof(*c));	/* a socket may have connected before it listens */
 	c->netns = netns;
 	c->cgroup = nn_cgroup_id();
 	c->start_ns = nn_boot_ns();
@@ -137,8 +138,10 @@ static __always_inline void nn_on_connect(struct bpf_sock_ops *s, struct bpf_soc
 	rport = nn_remote_port(s);
 	if (host || (c->flags & NN_CF_PROXY)) {
 		/* what sk_lookup must leave alone: probes of this node, and the proxy to its own pod */
-		lip = lips.lookup(&remote);
-		if (lip && (host ? lip->node_id == node_id : lip->netns == netns)) {
+		struct nn_lip_key a = { .netns = host ? 0 : netns, .ip = remote };
+
+		lip = lips.lookup(&a);
+		if (lip && (!host || lip->node_id == node_id)) {
 			struct nn_byp_key k = {
 				.remote = local, .local = remote,
 				.remote_port = lport, .local_port = rport,
@@ -149,11 +152,25 @@ static __always_inline void nn_on_connect(struct bpf_sock_ops *s, struct bpf_soc
 			};
 
 			byp.update(&k, &b);
-			if (c)
-				c->flags |= NN_CF_BYP;
+			if (host) {
+				/* no connection of a pod: only so that the entry goes with the socket */
+				c = conns.sk_storage_get(sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+				if (!c)
+					return;
+				__builtin_memset(c, 0, sizeof(*c));
+				c->local = local;
+				c->remote = remote;
+				c->local_port = lport;
+				c->remote_port = rport;
+				c->state = NN_SYN_SENT;
+				c->flags = NN_CF_BYP;
+				bpf_sock_ops_cb_flags_set(s, BPF_SOCK_OPS_STATE_CB_FLAG);
+				return;
+			}
+			c->flags |= NN_CF_BYP;
 		}
 	}
-	if (!c)
+	if (host)
 		return;
 	c->local = local;
 	c->remote = remote;
@@ -177,8 +194,10 @@ static __always_inline void nn_on_accept(struct bpf_sock_ops *s, struct bpf_sock
 	struct nn_conn *c;
 	u32 proxy;
 
-	if (!p || !(p->flags & NN_POD_LIVE))
+	if (!p || !(p->flags & NN_POD_LIVE)) {
+		conns.sk_storage_delete(sk);	/* what a listener of a former pod handed down */
 		return;
+	}
 	c = conns.sk_storage_get(sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!c) {
 		nn_count(NN_STAT_NO_STORAGE);
@@ -293,6 +312,8 @@ static __always_inline void nn_on_close(struct bpf_sock_ops *s, struct bpf_sock 
 
 		byp.delete(&k);
 	}
+	if (!c->cookie)		/* a process of the node: nobody's connection */
+		return;
 	if (c->flags & NN_CF_CAPTURED) {
 		struct nn_flow_key k = { .netns = c->netns, .ip = c->local, .port = c->local_port };
 

@@ -210,6 +210,9 @@ class Live(IntEnum):
     CLOSED = 1
 
 
+#: Stands for a pod's cookie in the bytecode of ``nn_sk_lookup``; the loader replaces it.
+SELF_COOKIE: Final = 0x6E6F64656E657421
+
 #: How many closed connections the kernel keeps: number N is in slot N modulo this.
 CLOSED_KEPT: Final = 16_384
 
@@ -289,7 +292,7 @@ COOKIE_KEY: Final = Layout("__u64", Field("cookie", "Q", "id"))
 INDEX_KEY: Final = Layout("__u32", Field("index", "I"))
 COUNTER: Final = Layout("__u64", Field("value", "Q"))
 FLAG_VALUE: Final = Layout("__u8", Field("value", "B"))
-IP_KEY: Final = Layout("struct nn_ip", Field("ip", "16s", "ip"))
+
 
 CFG: Final = Layout(
     "struct nn_cfg",
@@ -313,6 +316,11 @@ POD: Final = Layout(
     Field("dns_port", "H", "port"),
     Field("hbone_port", "H", "port"),
     Field("enrolled_ns", "Q"),
+)
+LIP_KEY: Final = Layout(
+    "struct nn_lip_key",
+    Field("netns", "Q", "id"),
+    Field("ip", "16s", "ip"),
 )
 LIP: Final = Layout(
     "struct nn_lip",
@@ -424,7 +432,7 @@ QUERY: Final = Layout(
 
 #: Layouts whose C declaration is a struct of nn_abi.h.
 STRUCTS: Final = (
-    CFG, POD, LIP, PORT_KEY, CIDR_KEY, FLOW_KEY, BYP_KEY, BYP, LSN_KEY, DNS, CONN, EVENT,
+    CFG, POD, LIP_KEY, LIP, PORT_KEY, CIDR_KEY, FLOW_KEY, BYP_KEY, BYP, LSN_KEY, DNS, CONN, EVENT,
     AGG_KEY, AGG, QUERY,
 )  # fmt: skip
 
@@ -466,7 +474,7 @@ MAPS: Final[dict[str, MapDef]] = {
     for m in (
         MapDef("cfg", MapType.ARRAY, INDEX_KEY, CFG, 1),
         MapDef("pods", MapType.HASH, NETNS_KEY, POD, 4096),
-        MapDef("lips", MapType.HASH, IP_KEY, LIP, 16384),
+        MapDef("lips", MapType.HASH, LIP_KEY, LIP, 32768, F_NO_PREALLOC),
         MapDef("ports", MapType.HASH, PORT_KEY, FLAG_VALUE, 65536, F_NO_PREALLOC),
         MapDef("cidrs", MapType.LPM_TRIE, CIDR_KEY, FLAG_VALUE, 16384, F_NO_PREALLOC),
         MapDef("flows", MapType.LRU_HASH, FLOW_KEY, CONN, 16384),

@@ -209,8 +209,6 @@ class Enroller:
         cookie = record.netns_cookie
         undo: list[Callable[[], object]] = []
         try:
-            if self.maps is not None:
-                self._claim_addresses(record, addresses)
             write_record(self.instance, replace(record, pending=True))
             if self.maps is not None:
                 if not live:
@@ -229,7 +227,8 @@ class Enroller:
                     pod_routes.install(ns)
                 # also without inbound capture: the proxy's own ports are closed to the outside
                 undo.append(lambda: programs.detach_pod(self.instance, cookie))
-                programs.attach_pod(self.instance, cookie, ns.fd)
+                assert self.maps is not None
+                programs.attach_pod(self.instance, self.maps, cookie, ns.fd)
             if self.maps is not None and not live:
                 agent = programs.agent_cgroup(self.maps)
                 register_listeners(self.maps, ns, cookie, agent)
@@ -256,19 +255,6 @@ class Enroller:
         if self.maps is not None:
             pod_maps.remove_exclusions(self.maps, record, old)
         write_record(self.instance, old)
-
-    def _claim_addresses(self, record: PodRecord, addresses: pod_maps.PodAddresses) -> None:
-        assert self.maps is not None
-        owner = pod_maps.check_addresses_free(self.maps, addresses, record.netns_cookie)
-        if owner is None:
-            return
-        holder = read_record(record_path(self.instance, owner))
-        if holder is None:
-            pod_maps.remove_addresses(self.maps, record.ips, owner)
-        elif reaping.is_gone(self.instance, holder):
-            reaping.forget(self.instance, self.maps, holder)
-        else:
-            raise pod_maps.address_in_use(record.name, addresses, holder.name)
 
     def _write_pod(self, addresses: pod_maps.PodAddresses, cookie: int, flags: PodFlag) -> None:
         assert self.maps is not None

@@ -21,10 +21,6 @@ class HostNamespace(CaptureError):
     """The target's namespace is the host's."""
 
 
-class AddressInUse(CaptureError):
-    """Another enrolled pod has one of the addresses."""
-
-
 class NoAddress(CaptureError):
     """The namespace has no address that could be captured."""
 

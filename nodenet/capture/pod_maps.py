@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from nodenet import abi
 from nodenet.abi import PodFlag, pack_ip
-from nodenet.capture.errors import AddressInUse
 from nodenet.capture.options import pod_id
 from nodenet.capture.records import ExcludedPort, PodRecord
 from nodenet.kernel.maps import Map
@@ -22,6 +21,8 @@ from nodenet.kernel.maps import Map
 _ALLOWED = b"\x01"
 _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 _OUT, _IN = 0, 1
+#: ``netns`` of the entries of ``lips`` that the node's own processes are judged by.
+ANY_NETNS = 0
 
 
 def flags_of(record: PodRecord) -> PodFlag:
@@ -95,43 +96,20 @@ def netns_key(netns_cookie: int) -> bytes:
     return abi.NETNS_KEY.pack(netns_cookie=netns_cookie)
 
 
-def check_addresses_free(
-    maps: Mapping[str, Map], addresses: PodAddresses, netns_cookie: int
-) -> int | None:
-    """The cookie of another pod that has one of the addresses, or None.
-
-    Link-local addresses are skipped: they may repeat over namespaces.
-    """
-    for address in addresses.owned:
-        if address.is_link_local:
-            continue
-        found = maps["lips"].lookup(pack_ip(address))
-        if found is not None:
-            owner = int(abi.LIP.unpack(found)["netns"])
-            if owner != netns_cookie:
-                return owner
-    return None
-
-
-def address_in_use(name: str, addresses: PodAddresses, owner: str) -> AddressInUse:
-    """The error for a pod whose address another one holds."""
-    shown = ", ".join(str(a) for a in addresses.owned if not a.is_link_local)
-    return AddressInUse(
-        f"cannot enroll {name}: {shown} belongs to {owner}, which is enrolled; "
-        f"run: nodenet capture unenroll {owner}"
-    )
-
-
 def write_addresses(
     maps: Mapping[str, Map], addresses: PodAddresses, netns_cookie: int, node_id: int
 ) -> None:
-    """Puts every address of the pod into ``lips``; a link-local one that is taken is left."""
+    """Puts every address of the pod into ``lips``, the global ones for the node as well."""
     value = abi.LIP.pack(netns=netns_cookie, pod_id=pod_id(netns_cookie), node_id=node_id)
     for address in addresses.owned:
-        key = pack_ip(address)
-        if address.is_link_local and maps["lips"].lookup(key) not in (None, value):
-            continue
-        maps["lips"].update(key, value)
+        maps["lips"].update(lip_key(netns_cookie, address), value)
+        if not address.is_link_local:
+            maps["lips"].update(lip_key(ANY_NETNS, address), value)
+
+
+def lip_key(netns_cookie: int, address: abi.IPAddress) -> bytes:
+    """Key of ``lips``; under `ANY_NETNS` an address tells whose pod it is."""
+    return abi.LIP_KEY.pack(netns=netns_cookie, ip=pack_ip(address))
 
 
 def _port_key(netns_cookie: int, port: ExcludedPort) -> bytes:
@@ -199,17 +177,19 @@ def scrub(maps: Mapping[str, Map], netns_cookie: int, keep: PodRecord | None) ->
             maps["cidrs"].delete(key)
     own = {pack_ip(ipaddress.ip_address(ip)) for ip in keep.ips} if keep else set()
     for key, value in list(maps["lips"].items()):
-        if abi.LIP.unpack(value)["netns"] == netns_cookie and key not in own:
+        if abi.LIP.unpack(value)["netns"] == netns_cookie and key[-16:] not in own:
             maps["lips"].delete(key)
 
 
 def remove_addresses(maps: Mapping[str, Map], ips: Iterable[str], netns_cookie: int) -> None:
-    """Takes the pod's addresses out; one that a later pod has taken over stays."""
+    """Takes the pod's addresses out; what another pod with the same address wrote stays."""
     for text in ips:
-        key = pack_ip(ipaddress.ip_address(text))
-        found = maps["lips"].lookup(key)
+        address = ipaddress.ip_address(text)
+        maps["lips"].delete(lip_key(netns_cookie, address))
+        shared = lip_key(ANY_NETNS, address)
+        found = maps["lips"].lookup(shared)
         if found is not None and abi.LIP.unpack(found)["netns"] == netns_cookie:
-            maps["lips"].delete(key)
+            maps["lips"].delete(shared)
 
 
 def remove_totals(maps: Mapping[str, Map], netns_cookie: int) -> None:

@@ -10,14 +10,19 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from nodenet import abi
+from nodenet.errors import NotFound
 from nodenet.kernel import pins
+from nodenet.kernel.bytecode import CompiledProgram
 from nodenet.kernel.cgroups import Cgroup, CgroupPaths, cgroup2_mount
 from nodenet.kernel.links import Link, create_iter_link, create_link, open_link
-from nodenet.kernel.loader import Program, SchemaMismatch, load_programs
+from nodenet.kernel.loader import Program, SchemaMismatch, load_program, load_programs
 from nodenet.kernel.maps import Map
 from nodenet.kernel.spec import BpfSpec
 from nodenet.paths import Instance
@@ -26,7 +31,9 @@ logger = logging.getLogger(__name__)
 
 _CFG_KEY = abi.INDEX_KEY.pack(index=0)
 ROOT_PROGRAMS = tuple(p for p in abi.PROGRAMS.values() if p.attach in ("root", "agent", "iter"))
-SHELF_PROGRAMS = tuple(p for p in abi.PROGRAMS.values() if p.attach in ("netns", "none"))
+SHELF_PROGRAMS = tuple(p for p in abi.PROGRAMS.values() if p.attach == "none")
+_POD_PROGRAM = abi.PROGRAMS["nn_sk_lookup"]
+_BUILD = struct.Struct("<Q")
 
 
 def read_config(maps: Mapping[str, Map]) -> dict[str, int | bytes]:
@@ -62,8 +69,27 @@ def agent_cgroup(maps: Mapping[str, Map]) -> Cgroup | None:
     return None if name is None else Cgroup.open(cgroup2_mount() / name.lstrip("/"))
 
 
-def _complete(instance: Instance) -> bool:
-    return all((instance.links / p.pin).exists() for p in ROOT_PROGRAMS) and all(
+def attached(
+    instance: Instance,
+    definition: abi.ProgramDef,
+    maps: Mapping[str, Map],
+    root: Cgroup,
+    agent: Cgroup | None,
+) -> bool:
+    """Whether the pinned link of a program is where it should be: a pin may outlive its link."""
+    try:
+        with open_link(instance.links / definition.pin) as link:
+            info = link.info()
+    except NotFound:
+        return False
+    if definition.attach == "iter":
+        return info.map_id == maps["conns"].id
+    target = agent if definition.attach == "agent" else root
+    return target is not None and info.cgroup_id == target.id
+
+
+def _complete(instance: Instance, maps: Mapping[str, Map], root: Cgroup, agent: Cgroup) -> bool:
+    return all(attached(instance, p, maps, root, agent) for p in ROOT_PROGRAMS) and all(
         (instance.progs / p.pin).exists() for p in SHELF_PROGRAMS
     )
 
@@ -88,8 +114,8 @@ def ensure_attached(
         raise SchemaMismatch(
             "cfg", instance.maps / "cfg", f"schema {schema}", f"schema {abi.SCHEMA}"
         )
-    same_agent = config["agent_cgroup"] == agent.id
-    if config["build"] == build and same_agent and _complete(instance):
+    same = config["build"] == build and config["agent_cgroup"] == agent.id
+    if same and _complete(instance, maps, root, agent):
         return False
     write_config(maps, agent, 0)
     programs = load_programs(maps, use_cache=use_cache)
@@ -100,10 +126,13 @@ def ensure_attached(
                 # a process was killed between pin and rename: the link is attached a second time
                 stray.unlink()
         for definition in ROOT_PROGRAMS:
-            _attach(instance, definition, programs[definition.name], maps, root, agent, same_agent)
+            _attach(instance, definition, programs[definition.name], maps, root, agent)
         for definition in SHELF_PROGRAMS:
             _shelve(instance.progs / definition.pin, programs[definition.name])
-        _update_pod_links(instance, programs["nn_sk_lookup"])
+        pod_program = programs[_POD_PROGRAM.name]
+        assert pod_program.compiled is not None
+        _write_pod_bytecode(instance, build, pod_program.compiled)
+        _update_pod_links(instance, maps, pod_program)
     finally:
         for program in programs.values():
             program.close()
@@ -119,12 +148,10 @@ def _attach(
     maps: Mapping[str, Map],
     root: Cgroup,
     agent: Cgroup,
-    same_agent: bool,
 ) -> None:
     pin = instance.links / definition.pin
-    # an iterator link cannot be updated, and an agent link must follow the agent's cgroup
-    updatable = definition.attach == "root" or (definition.attach == "agent" and same_agent)
-    if pin.exists() and updatable:
+    # an iterator link cannot be updated, and one that sits elsewhere must be made anew
+    if definition.attach != "iter" and attached(instance, definition, maps, root, agent):
         with open_link(pin) as link:
             link.update(program.fd)
         return
@@ -154,14 +181,19 @@ def _replace_pin(pin: Path, link: Link) -> None:
     fresh.rename(pin)
 
 
-def _update_pod_links(instance: Instance, program: Program) -> None:
+def _update_pod_links(instance: Instance, maps: Mapping[str, Map], program: Program) -> None:
+    assert program.compiled is not None
     for pin in sorted((instance.links / "sk_lookup").iterdir()):
         with open_link(pin) as link:
-            if link.info().netns_ino:
-                link.update(program.fd)
+            if link.info().netns_ino and pin.name.isdecimal():
+                own = {abi.SELF_COOKIE: int(pin.name)}
+                with load_program(_POD_PROGRAM, program.compiled, maps, own) as fresh:
+                    link.update(fresh.fd)
 
 
-def attach_pod(instance: Instance, netns_cookie: int, netns_fd: int) -> None:
+def attach_pod(
+    instance: Instance, maps: Mapping[str, Map], netns_cookie: int, netns_fd: int
+) -> None:
     """Makes the inbound link of one pod; a pinned one of that pod that lives is kept."""
     pin = instance.links / "sk_lookup" / str(netns_cookie)
     if pin.exists():
@@ -169,10 +201,48 @@ def attach_pod(instance: Instance, netns_cookie: int, netns_fd: int) -> None:
             if link.info().netns_ino:
                 return
         pin.unlink()
-    definition = abi.PROGRAMS["nn_sk_lookup"]
-    with shelved(instance, definition.name) as program:
+    with _pod_program(instance, maps, netns_cookie) as program:
         with create_link(program, netns_fd) as link:
             _replace_pin(pin, link)
+
+
+def _pod_program(instance: Instance, maps: Mapping[str, Map], netns_cookie: int) -> Program:
+    """``nn_sk_lookup`` with the pod's cookie in it. About a millisecond."""
+    compiled = _read_pod_bytecode(instance, int(read_config(maps)["build"]))
+    if compiled is None:  # the run directory was lost while the pins stayed
+        with load_programs(maps, only={_POD_PROGRAM.name})[_POD_PROGRAM.name] as program:
+            assert program.compiled is not None
+            compiled = program.compiled
+        _write_pod_bytecode(instance, build_id(BpfSpec.read()), compiled)
+    return load_program(_POD_PROGRAM, compiled, maps, {abi.SELF_COOKIE: netns_cookie})
+
+
+def _bytecode_path(instance: Instance) -> Path:
+    return instance.run / "sk_lookup.bytecode"
+
+
+def _write_pod_bytecode(instance: Instance, build: int, compiled: CompiledProgram) -> None:
+    path = _bytecode_path(instance)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(_BUILD.pack(build))
+        file.write(msgspec.msgpack.encode((compiled.instructions, compiled.relocations)))
+    fresh.replace(path)
+
+
+def _read_pod_bytecode(instance: Instance, build: int) -> CompiledProgram | None:
+    try:
+        with open(_bytecode_path(instance), "rb") as file:
+            trusted = os.fstat(file.fileno()).st_uid in (0, os.geteuid())
+            raw = file.read()
+    except FileNotFoundError:
+        return None
+    if not trusted or raw[: _BUILD.size] != _BUILD.pack(build):
+        return None
+    code, holes = msgspec.msgpack.decode(
+        raw[_BUILD.size :], type=tuple[bytes, tuple[tuple[int, str], ...]]
+    )
+    return CompiledProgram(code, holes)
 
 
 def shelved(instance: Instance, name: str) -> Program:
@@ -206,3 +276,4 @@ def remove_pins(instance: Instance) -> None:
         directory.rmdir()
     if instance.pins.is_dir():
         instance.pins.rmdir()
+    _bytecode_path(instance).unlink(missing_ok=True)

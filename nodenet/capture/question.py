@@ -6,9 +6,9 @@ import ipaddress
 from typing import TYPE_CHECKING, Literal
 
 from nodenet import abi
-from nodenet.abi import Asker, Direction, IPAddress, PodFlag, pack_ip
+from nodenet.abi import Asker, Direction, IPAddress, PodFlag
 from nodenet.capture.explain import Explanation, explain
-from nodenet.capture.pod_maps import netns_key
+from nodenet.capture.pod_maps import ANY_NETNS, lip_key, netns_key
 from nodenet.capture.records import PodRecord
 from nodenet.capture.targets import resolve_target
 from nodenet.endpoint import parse_endpoint
@@ -123,7 +123,7 @@ def _source(
         raise UsageError(
             f"{text} is not enrolled, so its address is not known; give an address as SRC"
         )
-    owner = capture.maps["lips"].lookup(pack_ip(pod))
+    owner = capture.maps["lips"].lookup(lip_key(ANY_NETNS, pod))
     return _same_family(own, pod), owner is not None and abi.LIP.unpack(owner)["node_id"] == node
 
 

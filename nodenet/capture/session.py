@@ -59,10 +59,13 @@ class Capture:
         """
         with instance_lock(instance):
             root = Cgroup.open(cgroup2_mount())
-            agent = Cgroup.create(agent_cgroup or agent_cgroup_path(instance))
+            agent = Cgroup.create(agent_cgroup) if agent_cgroup else None
             maps = open_or_create_maps(instance)
             capture = cls(instance, maps)
             try:
+                # the agent's cgroup is chosen once; who opens later takes it as it is
+                agent = agent or programs.agent_cgroup(maps)
+                agent = agent or Cgroup.create(agent_cgroup_path(instance))
                 programs.ensure_attached(instance, maps, root, agent, use_cache=use_cache)
                 # probes of this host's own processes (kubelet) are not captured
                 capture.add_host(host_path(), HOST_NODE_ID)

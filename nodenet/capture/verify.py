@@ -11,7 +11,7 @@ from typing import Final, Literal
 import msgspec
 
 from nodenet import abi
-from nodenet.abi import PodFlag, pack_ip
+from nodenet.abi import PodFlag
 from nodenet.capture import iptables, pod_maps, pod_routes, programs
 from nodenet.capture.records import PodRecord
 from nodenet.errors import NotFound
@@ -136,7 +136,7 @@ def _addresses(maps: Mapping[str, Map], ns: NetNs, record: PodRecord) -> Check:
     for address in now.owned:
         if address.is_link_local:
             continue
-        raw = maps["lips"].lookup(pack_ip(address))
+        raw = maps["lips"].lookup(pod_maps.lip_key(record.netns_cookie, address))
         if raw is None or abi.LIP.unpack(raw)["netns"] != record.netns_cookie:
             missing.append(str(address))
     if missing:

@@ -39,6 +39,8 @@ _LICENSE: Final = b"GPL\0"
 _LOAD: Final = struct.Struct("<IIQQIIQII16sIIIIQIIQIIII")
 _LOG_BYTES: Final = 1 << 20
 _LOG_BYTES_MAX: Final = 64 << 20
+#: Opcode of a 64-bit immediate load, two instructions long.
+_LD_IMM64: Final = 0x18
 #: The verifier gives up when a signal is pending; libbpf tries as often.
 _LOAD_ATTEMPTS: Final = 5
 #: Lines of the verifier's log that go into the message.
@@ -69,11 +71,14 @@ class AbiMismatch(KernelError):
 class Program:
     """A loaded program. A context manager; links and pins keep it alive after `close`."""
 
-    __slots__ = ("_closed", "defn", "fd")
+    __slots__ = ("_closed", "compiled", "defn", "fd")
 
-    def __init__(self, fd: int, defn: abi.ProgramDef) -> None:
-        """Takes the file descriptor over."""
+    def __init__(
+        self, fd: int, defn: abi.ProgramDef, compiled: CompiledProgram | None = None
+    ) -> None:
+        """Takes the file descriptor over; ``compiled`` is what it was loaded from, if known."""
         self.fd = fd
+        self.compiled = compiled
         self.defn = defn
         self._closed = False
 
@@ -200,21 +205,48 @@ def check_abi(compiled: Compiled) -> None:
             raise AbiMismatch(f"map {name}: C declares ({declared}), nodenet.abi ({wanted})")
 
 
+def load_program(
+    defn: abi.ProgramDef,
+    compiled: CompiledProgram,
+    maps: Mapping[str, Map],
+    constants: Mapping[int, int],
+) -> Program:
+    """Loads one program again, each 64-bit constant of ``constants`` replaced by its value."""
+    return _load(defn, compiled, maps, 0, constants)
+
+
+def _set_constants(code: bytearray, constants: Mapping[int, int]) -> None:
+    for offset in range(0, len(code) - 8, 8):
+        opcode, registers = code[offset], code[offset + 1]
+        if opcode == _LD_IMM64 and not registers >> 4:  # a plain number, not a map
+            low, high = struct.unpack_from("<I4xI", code, offset + 4)
+            value = constants.get(low | high << 32)
+            if value is not None:
+                struct.pack_into("<I", code, offset + 4, value & 0xFFFFFFFF)
+                struct.pack_into("<I", code, offset + 12, value >> 32)
+
+
 def _load(
-    defn: abi.ProgramDef, program: CompiledProgram, maps: Mapping[str, Map], btf_id: int
+    defn: abi.ProgramDef,
+    program: CompiledProgram,
+    maps: Mapping[str, Map],
+    btf_id: int,
+    constants: Mapping[int, int] | None = None,
 ) -> Program:
     code = bytearray(program.instructions)
+    if constants:
+        _set_constants(code, constants)
     for offset, name in program.relocations:
         struct.pack_into("<i", code, offset + 4, maps[name].fd)
     try:
-        return Program(_prog_load(defn, code, btf_id, None), defn)
+        return Program(_prog_load(defn, code, btf_id, None), defn, program)
     except OSError as error:
         number = error.errno or 0
         if number == errno.EPERM:
             raise pins.refused(f"load program {defn.name}", defn.hook) from error
         log = _verifier_log(defn, code, btf_id)
         if log is None:  # a passing shortage: the second try went well
-            return Program(_prog_load(defn, code, btf_id, None), defn)
+            return Program(_prog_load(defn, code, btf_id, None), defn, program)
         if number == errno.EINVAL and not log:
             # the type or the attach point is unknown; nothing was verified
             raise NotSupported(defn.hook, "a newer kernel") from error

@@ -18,7 +18,7 @@ import pytest
 
 from nodenet import abi
 from nodenet.capture import programs
-from nodenet.capture.errors import AddressInUse, AlreadyEnrolled, NotLoaded
+from nodenet.capture.errors import AlreadyEnrolled, NotLoaded
 from nodenet.capture.options import EnrolOptions
 from nodenet.capture.records import ExcludedPort, read_records
 from nodenet.capture.session import Capture, agent_cgroup_path, remove_instance
@@ -212,14 +212,58 @@ def test_the_host_is_never_enrolled(capture: Capture) -> None:
     assert pods_in(capture) == 0
 
 
-def test_two_pods_cannot_have_one_address(capture: Capture) -> None:
+def test_two_pods_may_have_one_address(capture: Capture, stand_in: StandIn) -> None:
     with Topology() as one, Topology() as two:
-        first, second = one.pair()[0], two.pair()[0]
+        (first, outside), (second, elsewhere) = one.pair(), two.pair()
         capture.enroll(first.path, name="t/first")
-        with pytest.raises(AddressInUse, match="belongs to t/first, which is enrolled"):
-            capture.enroll(second.path, name="t/second")
-        assert [r.name for r in capture.records()] == ["t/first"]
-        assert pods_in(capture) == 1
+        capture.enroll(second.path, name="t/second")
+        stand_in(second)
+        # the first pod has no proxy: refused; the second's accepts, though the address is the same
+        assert connect_from(outside, "10.99.0.1", 80) == errno.ECONNREFUSED
+        assert connect_from(elsewhere, "10.99.0.1", 80) == 0
+        assert connect_from(second, "10.99.0.2", 80) == 0
+        for record in list(capture.records()):
+            capture.unenroll(record.netns_cookie)
+        assert capture.maps["lips"].count() == 0
+
+
+def test_an_address_that_comes_later_is_no_way_in(capture: Capture, topology: Topology) -> None:
+    pod, outside = topology.pair()
+    capture.enroll(pod.path, name="t/pod")
+    with pod.netlink() as link:
+        link.address("eth0", "10.99.0.9/24")
+    with pod.entered():
+        app = socket.create_server(("10.99.0.9", 80))
+    with app:
+        assert connect_from(outside, "10.99.0.9", 80) == errno.ECONNREFUSED
+        assert connect_from(outside, "10.99.0.9", 15001) == errno.ECONNREFUSED
+
+
+def test_the_agents_cgroup_stays_as_it_was_chosen(instance: Instance) -> None:
+    chosen = cgroup2_mount() / instance.name / "elsewhere"
+    with Capture.open_or_load(instance, agent_cgroup=chosen) as capture:
+        wanted = programs.read_config(capture.maps)
+    with Capture.open_or_load(instance) as capture:
+        assert programs.read_config(capture.maps) == wanted
+        with open_link(instance.links / "getsockopt") as link:
+            assert link.info().cgroup_id == Cgroup.open(chosen).id
+
+
+def test_a_start_killed_while_the_agents_cgroup_changes_is_repaired(instance: Instance) -> None:
+    other = Cgroup.create(cgroup2_mount() / instance.name / "other")
+    with Capture.open_or_load(instance) as capture:
+        programs.write_config(capture.maps, other, 0)
+    with Capture.open_or_load(instance):
+        with open_link(instance.links / "getsockopt") as link:
+            assert link.info().cgroup_id == other.id
+
+
+def test_a_link_that_was_detached_is_attached_again(capture: Capture, instance: Instance) -> None:
+    with open_link(instance.links / "connect4") as link:
+        link.detach()
+    with Capture.open_or_load(instance):
+        with open_link(instance.links / "connect4") as link:
+            assert link.info().cgroup_id == Cgroup.open(cgroup2_mount()).id
 
 
 def test_a_v1_cgroup_cannot_be_the_agents(instance: Instance) -> None:
