@@ -1,11 +1,12 @@
 """The agent's life: load, enrol, watch namespaces go, end without touching what is captured.
 
 Its only state is in the kernel and in the enrolment records, so it may be killed at any moment: the
-next one adopts the pins and goes on.
+next one adopts the pins and goes on. Every few seconds it makes the two agree (`Node.look`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -13,18 +14,17 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from nodenet.capture.options import EnrolOptions
+from nodenet.agents.node.node import Node, NodeConfig
 from nodenet.capture.records import PodRecord
-from nodenet.capture.session import Capture
-from nodenet.capture.targets import resolve_target
 from nodenet.errors import NodenetError
 from nodenet.kernel.inotify import Inotify, WatchFailed
 from nodenet.paths import Instance
+
+__all__ = ["AlreadyRunning", "NodeConfig", "node_lock", "run"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,18 +36,6 @@ SETTLE_SECONDS = 0.2
 
 class AlreadyRunning(NodenetError):
     """Another agent serves this instance."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeConfig:
-    """What ``nodenet node run`` was asked for."""
-
-    instance: Instance
-    enroll: tuple[str, ...] = ()
-    """TARGETs to enrol at start, with default options."""
-    agent_cgroup: Path | None = None
-    upgrade_pins: bool = False
-    """Rebuild pins of another schema; their statistics are lost, their pods are enrolled again."""
 
 
 @contextmanager
@@ -69,52 +57,36 @@ def node_lock(instance: Instance) -> Iterator[None]:
         os.close(fd)
 
 
-def run(config: NodeConfig) -> int:
-    """Runs until SIGTERM or SIGINT; returns how many pods stay captured."""
+def run(config: NodeConfig) -> int | None:
+    """Runs until SIGTERM or SIGINT; how many pods stay captured, None when nothing is loaded."""
     with node_lock(config.instance), _signals() as stop_fd, Inotify() as changes:
-        with _open(config) as capture:
-            _enroll(capture, config.enroll)
+        with contextlib.closing(Node.start(config)) as node:
             _notify_ready()
             logger.info("ready: instance %s", config.instance.name)
-            return _serve(capture, stop_fd, changes)
+            return _serve(node, stop_fd, changes)
 
 
-def _open(config: NodeConfig) -> Capture:
-    if config.upgrade_pins:
-        from nodenet.capture.upgrade import open_upgraded
-
-        return open_upgraded(config.instance, agent_cgroup=config.agent_cgroup)
-    return Capture.open_or_load(config.instance, agent_cgroup=config.agent_cgroup)
-
-
-def _enroll(capture: Capture, targets: Sequence[str]) -> None:
-    records = list(capture.records())
-    for text in targets:
-        target = resolve_target(text, records)
-        result = capture.enroll(target.netns_path, name=target.name, options=EnrolOptions())
-        logger.info("%s %s", result.outcome, result.record.name)
-
-
-def _serve(capture: Capture, stop_fd: int, changes: Inotify) -> int:
+def _serve(node: Node, stop_fd: int, changes: Inotify) -> int | None:
     poll = select.poll()
     poll.register(stop_fd, select.POLLIN)
     poll.register(changes.fileno(), select.POLLIN)
     watched: set[Path] = set()
-    due = 0.0
+    _watch(changes, watched, node.records())
+    # it has looked when it started; the names that went before they were watched are seen next
+    due = time.monotonic() + SETTLE_SECONDS
     while True:
         if time.monotonic() >= due:
-            for record in capture.reap():
-                logger.info("namespace of %s is gone: %s", record.name, record.netns)
-            _watch(changes, watched, capture.records())
+            node.look()
+            _watch(changes, watched, node.records())
             due = time.monotonic() + REAP_SECONDS
         ready = {fd for fd, _ in poll.poll(max(0.0, due - time.monotonic()) * 1000)}
         if stop_fd in ready:
-            return sum(1 for _ in capture.records())
+            return len(node.records()) if node.is_loaded else None
         if changes.fileno() in ready and changes.read():
             due = min(due, time.monotonic() + SETTLE_SECONDS)
 
 
-def _watch(changes: Inotify, watched: set[Path], records: Iterator[PodRecord]) -> None:
+def _watch(changes: Inotify, watched: set[Path], records: list[PodRecord]) -> None:
     for record in records:
         directory = Path(record.netns).parent
         if directory in watched or directory.is_relative_to("/proc"):

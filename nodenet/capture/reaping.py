@@ -9,40 +9,51 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
+from nodenet import abi
+from nodenet.abi import PodFlag
 from nodenet.capture import iptables, pod_maps, pod_routes, programs
-from nodenet.capture.records import PodRecord, RecordBroken, read_records, remove_record
-from nodenet.errors import NodenetError, NotFound
+from nodenet.capture.kept_routes import (
+    own_addresses,
+    proxied_inbound,
+    remember_routes,
+    remove_unneeded_routes,
+)
+from nodenet.capture.namespaces import living_cookies, open_namespace
+from nodenet.capture.options import pod_id
+from nodenet.capture.records import PodRecord, read_records, record_files, remove_record
+from nodenet.errors import NodenetError
 from nodenet.kernel.cgroups import Cgroup, cgroup2_mount
 from nodenet.kernel.maps import Map
-from nodenet.kernel.netns import NetNs
 from nodenet.paths import Instance
+
+__all__ = [
+    "forget",
+    "is_gone",
+    "open_namespace",
+    "own_addresses",
+    "proxied_inbound",
+    "reap",
+    "remember_routes",
+    "remove_everything",
+]
+
+logger = logging.getLogger(__name__)
+
+Tell = Callable[[str], object]
 
 
 def is_gone(instance: Instance, record: PodRecord) -> bool:
     """Whether the pod's namespace has disappeared."""
     if programs.pod_link_alive(instance, record.netns_cookie) is False:
         return True
-    try:
-        if os.stat(record.netns).st_ino == record.netns_inode:
-            return False
-    except OSError:
-        pass  # the path is gone; a process may still live in the namespace
-    return not _has_process(record.netns_inode)
-
-
-def _has_process(netns_inode: int) -> bool:
-    wanted = f"net:[{netns_inode}]"
-    with os.scandir("/proc") as entries:
-        for entry in entries:
-            if entry.name.isdecimal():
-                with contextlib.suppress(OSError):
-                    if os.readlink(f"/proc/{entry.name}/ns/net") == wanted:
-                        return True
-    return False
+    ns = open_namespace(record)
+    if ns is not None:
+        ns.close()
+    return ns is None
 
 
 def forget(instance: Instance, maps: Mapping[str, Map] | None, record: PodRecord) -> None:
@@ -56,40 +67,106 @@ def forget(instance: Instance, maps: Mapping[str, Map] | None, record: PodRecord
     remove_record(instance, record.netns_cookie)
 
 
-def reap(instance: Instance, maps: Mapping[str, Map] | None) -> list[PodRecord]:
-    """Forgets every pod whose namespace is gone, and links that have no record."""
-    records = list(read_records(instance))
-    removed = [record for record in records if is_gone(instance, record)]
-    for record in removed:
-        forget(instance, maps, record)
-    known = {record.netns_cookie for record in records}
-    links = instance.links / "sk_lookup"
-    if links.is_dir():
-        for pin in sorted(links.iterdir()):
-            if pin.name.isdecimal() and int(pin.name) not in known:
-                if programs.pod_link_alive(instance, int(pin.name)) is False:
-                    pin.unlink(missing_ok=True)
+def reap(
+    instance: Instance, maps: Mapping[str, Map] | None, tell: Tell = logger.debug
+) -> list[PodRecord]:
+    """Forgets every pod whose namespace is gone, and what is in the maps without a record.
+
+    ``tell`` gets a line for each thing that an operator should look at; none of them stops the
+    rest.
+    """
+    records = list(read_records(instance, on_broken=lambda e: tell(f"{e.line()}; it is left")))
+    removed = []
+    for record in records:
+        try:
+            if is_gone(instance, record):
+                forget(instance, maps, record)
+                removed.append(record)
+        except (NodenetError, OSError) as error:
+            tell(f"cannot tell whether {record.name} is gone: {error}")
+    # by the names of the files: a record that cannot be read still is one
+    known = {int(path.stem) for path in record_files(instance) if path.stem.isdecimal()}
+    kept = known if maps is None else _sweep_maps(instance, maps, known, tell)
+    _sweep_links(instance, kept, only_dead=maps is None)
+    routeless = {r.netns_cookie for r in records if r.backend == "ebpf" and r.direction == "out"}
+    remove_unneeded_routes(instance, known - routeless, tell)
     return removed
 
 
+def _sweep_maps(
+    instance: Instance, maps: Mapping[str, Map], known: Collection[int], tell: Tell
+) -> set[int]:
+    """Removes entries of namespaces that have no record; the cookies of those that stay."""
+    kept = set(known)
+    for key, value in list(maps["pods"].items()):
+        cookie = int(abi.NETNS_KEY.unpack(key)["netns_cookie"])
+        flags = PodFlag(int(abi.POD.unpack(value)["flags"]))
+        if cookie in known or flags & PodFlag.HOST:
+            kept.add(cookie)
+        elif flags & PodFlag.LIVE and _lives(instance, cookie):
+            # its connections were meant to be captured: that is not given up for a lost file
+            kept.add(cookie)
+            tell(
+                f"netns cookie {cookie} is captured and has no record in {instance.pods}; "
+                "enroll the pod again to name it"
+            )
+        else:
+            maps["pods"].delete(key)
+    ids = {pod_id(cookie) for cookie in kept}
+    for key, value in list(maps["lips"].items()):
+        if abi.LIP.unpack(value)["netns"] not in kept:
+            maps["lips"].delete(key)
+    for key, _ in list(maps["ports"].items()):
+        if abi.PORT_KEY.unpack(key)["netns"] not in kept:
+            maps["ports"].delete(key)
+    for key, _ in list(maps["cidrs"].items()):
+        if int.from_bytes(_as_bytes(abi.CIDR_KEY.unpack(key)["netns_be"]), "big") not in kept:
+            maps["cidrs"].delete(key)
+    for key, _ in list(maps["agg"].items()):
+        if abi.AGG_KEY.unpack(key)["pod_id"] not in ids:
+            maps["agg"].delete(key)
+    return kept
+
+
+def _lives(instance: Instance, netns_cookie: int) -> bool:
+    alive = programs.pod_link_alive(instance, netns_cookie)
+    return netns_cookie in living_cookies() if alive is None else alive
+
+
+def _as_bytes(value: int | bytes) -> bytes:
+    assert isinstance(value, bytes)
+    return value
+
+
+def _sweep_links(instance: Instance, kept: Collection[int], *, only_dead: bool) -> None:
+    links = instance.links / "sk_lookup"
+    for pin in sorted(links.iterdir()) if links.is_dir() else ():
+        if pin.name.isdecimal() and int(pin.name) not in kept:
+            if not only_dead or programs.pod_link_alive(instance, int(pin.name)) is False:
+                pin.unlink(missing_ok=True)
+
+
 def remove_everything(instance: Instance, maps: Mapping[str, Map] | None) -> list[PodRecord]:
-    """Un-enrols every pod and removes pins, records and the agent's cgroup."""
-    removed: list[PodRecord] = []
-    with contextlib.suppress(RecordBroken):
-        removed.extend(read_records(instance))
+    """Un-enrols every pod and removes pins, records and the agent's cgroup.
+
+    What cannot be undone in one namespace is logged and does not keep the rest. Policy routes stay
+    where the proxy still carries an inbound connection.
+    """
+    records = list(read_records(instance, on_broken=lambda e: logger.warning("%s", e.line())))
     if maps is not None:
-        for record in removed:
+        for record in records:
             maps["pods"].delete(pod_maps.netns_key(record.netns_cookie))
-    for record in removed:
-        with contextlib.suppress(NotFound):
-            with NetNs.open(record.netns) as ns:
-                if ns.inode == record.netns_inode:
-                    if record.backend == "iptables":
-                        iptables.remove(ns)
-                    else:
-                        pod_routes.remove(ns)
-    programs.remove_pins(instance)
+    for record in records:
+        programs.detach_pod(instance, record.netns_cookie)
+        try:
+            _leave(instance, record)
+        except (NodenetError, OSError) as error:
+            logger.warning("left in the namespace of %s: %s", record.name, error)
+        # before the pins go: pods that are recorded and not captured would be enrolled again
+        remove_record(instance, record.netns_cookie)
+    remove_unneeded_routes(instance, (), logger.warning)
     _remove_files(instance.pods)
+    programs.remove_pins(instance)
     # the lock file goes while it is held; another process that waits for it notices
     (instance.run / "capture.lock").unlink(missing_ok=True)
     _remove_free_locks(instance.run)
@@ -98,7 +175,21 @@ def remove_everything(instance: Instance, maps: Mapping[str, Map] | None) -> lis
     with contextlib.suppress(NodenetError):
         # processes may still be in it: the proxy outlives the capture until it is stopped
         Cgroup.open(cgroup2_mount() / instance.name).remove()
-    return removed
+    return records
+
+
+def _leave(instance: Instance, record: PodRecord) -> None:
+    """Undoes what the enrolment did inside the namespace, if that is still there."""
+    ns = open_namespace(record)
+    if ns is None:
+        return
+    with ns:
+        if record.backend == "iptables":
+            iptables.remove(ns)
+        elif proxied_inbound(ns, own_addresses(ns)):
+            remember_routes(instance, ns, record)
+        else:
+            pod_routes.remove(ns)
 
 
 def _remove_free_locks(directory: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -95,13 +95,31 @@ def read_record(path: Path) -> PodRecord | None:
         raise RecordBroken(f"enrolment record cannot be read: {path}: {error}") from error
 
 
-def read_records(instance: Instance) -> Iterator[PodRecord]:
-    """Every record of the instance, by name."""
+def read_records(
+    instance: Instance, on_broken: Callable[[RecordBroken], object] | None = None
+) -> Iterator[PodRecord]:
+    """Every record of the instance, by name.
+
+    ``on_broken`` is told of each that cannot be read, and the others follow; without it the first
+    such one raises RecordBroken.
+    """
     found: list[PodRecord] = []
-    with contextlib.suppress(FileNotFoundError):
-        for entry in os.scandir(instance.pods):
-            if entry.name.endswith(".json") and not entry.name.startswith("."):
-                record = read_record(Path(entry.path))
-                if record is not None:
-                    found.append(record)
+    for path in record_files(instance):
+        try:
+            record = read_record(path)
+        except RecordBroken as error:
+            if on_broken is None:
+                raise
+            on_broken(error)
+        else:
+            if record is not None:
+                found.append(record)
     yield from sorted(found, key=lambda r: (r.name, r.netns_cookie))
+
+
+def record_files(instance: Instance) -> list[Path]:
+    """The files of all records, readable or not; the stem of each is the pod's netns cookie."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(instance.pods) as entries:
+        names = [entry.name for entry in entries]
+        return [instance.pods / n for n in sorted(names) if n[0] != "." and n.endswith(".json")]
+    return []

@@ -25,7 +25,7 @@ def command() -> None:
 @click.option("--upgrade-pins", is_flag=True, help="Rebuild pins of another schema.")
 @pass_globals
 def run(g: Globals, enroll: tuple[str, ...], agent_cgroup: Path | None, upgrade_pins: bool) -> None:
-    """Load the capture, remove what vanished pods left; until SIGTERM."""
+    """Load the capture, forget pods that vanished, restore lost ones; until SIGTERM."""
     import logging
 
     from nodenet.agents.node import agent
@@ -40,4 +40,7 @@ def run(g: Globals, enroll: tuple[str, ...], agent_cgroup: Path | None, upgrade_
             upgrade_pins=upgrade_pins,
         )
     )
-    g.notice(f"capture stays (pinned), {stays} pods; to remove: nodenet capture unenroll --all")
+    if stays is None:
+        g.notice(f"nothing is captured: instance {g.instance.name} was removed")
+    else:
+        g.notice(f"capture stays (pinned), {stays} pods; to remove: nodenet capture unenroll --all")
