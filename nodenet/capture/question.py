@@ -43,7 +43,11 @@ def answer(
     names = {ip: record.name for record in records for ip in record.ips}
     remote = _destination(dst, records)
     if inbound:
-        pod = next((r for r in records if str(remote[0]) in r.ips), None)
+        owners = [r for r in records if str(remote[0]) in r.ips]
+        if len(owners) > 1:
+            listed = " and ".join(r.name for r in owners)
+            raise UsageError(f"{remote[0]} is an address of {listed}; un-enroll one to ask")
+        pod = owners[0] if owners else None
         if pod is None:
             raise NotFound(
                 f"cannot explain: {remote[0]} is no address of a pod enrolled here; "

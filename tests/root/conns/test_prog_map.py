@@ -165,13 +165,15 @@ def test_a_dump_decoded(scene: Any, enrol: Enrol, answer: Answer, nodenet: Any) 
     ]
     (cidr,) = answer(list[Entry], "map", "dump", "cidrs")
     assert (cidr["key"]["netns_be"], cidr["key"]["ip"]) == (cookie, "10.0.0.0")
-    (one,) = answer(list[Entry], "map", "dump", "lips", "--key", "ip=10.99.0.1")
+    (one,) = answer(
+        list[Entry], "map", "dump", "lips", "--key", f"netns={cookie}", "--key", "ip=10.99.0.1"
+    )
     assert one["value"]["netns"] == cookie
-    assert nodenet("map", "dump", "lips", "--count").stdout == "3\n"
+    assert nodenet("map", "dump", "lips", "--count").stdout == "5\n"
     assert nodenet("map", "dump", "lips", "--count", "--key", "ip=::9").stdout == "0\n"
     limited = nodenet("map", "dump", "lips", "--limit", "1")
     assert limited.stdout.count("\n") == 2
-    assert limited.stderr == "nodenet: 2 of 3 left out (--limit 1)\n"
+    assert limited.stderr == "nodenet: 4 of 5 left out (--limit 1)\n"
 
 
 def test_per_cpu_maps_and_counts(scene: Any, enrol: Enrol, answer: Answer) -> None:

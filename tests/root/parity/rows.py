@@ -149,7 +149,7 @@ ROWS: Final[tuple[ParityRow, ...]] = (
         required="The exemption follows the pod: an address that another pod has now neither "
         "inherits nor loses anything",
         source="the set's comments",
-        ebpf="as required: an address has one owner, the namespace's cookie; a second is refused",
+        ebpf="as required: judged per namespace, by its cookie; two pods may have one address",
         iptables="as required: rules live in the namespace and name no address",
     ),
     ParityRow(

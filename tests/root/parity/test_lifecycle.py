@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nodenet.abi import INBOUND_PORT, MARK, IPAddress, pack_ip
+from nodenet.abi import INBOUND_PORT, MARK, IPAddress
+from nodenet.capture.pod_maps import lip_key
 from nodenet.capture import pod_routes, programs
 from nodenet.capture.iptables_rules import PREROUTING
 from nodenet.capture.options import EnrolOptions, parse_excluded_ports
@@ -307,13 +308,14 @@ def test_a_namespace_that_disappears(case: Case, neighbour: Neighbour) -> None:
     world = case.world
     capture = world.capture
     own = neighbour.addresses[case.family.version]
-    assert capture.maps["lips"].lookup(pack_ip(own)) is not None
+    key = lip_key(neighbour.netns_cookie, own)
+    assert capture.maps["lips"].lookup(key) is not None
     remove_namespace(world.topology.namespaces.pop("neighbour").name)
     assert capture.reap() == []  # the name has gone, a process is still in it
     neighbour.proxy.close()
     assert [r.name for r in capture.reap()] == ["t/neighbour"]
     assert capture.record(neighbour.netns_cookie) is None
-    assert capture.maps["lips"].lookup(pack_ip(own)) is None
+    assert capture.maps["lips"].lookup(key) is None
     assert capture.maps["pods"].lookup(netns_key(neighbour.netns_cookie)) is None
     pins = capture.instance.links / "sk_lookup"
     assert [p.name for p in pins.iterdir()] == ([str(world.netns_cookie)] if case.ebpf else [])

@@ -8,9 +8,8 @@ import pytest
 
 from nodenet.abi import Direction
 from nodenet.capture import iptables
-from nodenet.capture.errors import AddressInUse
 from nodenet.capture.pod_maps import netns_key
-from nodenet.errors import NotFound
+from nodenet.errors import NotFound, UsageError
 from nodenet.kernel.netns import NetNs
 from nodenet.lab.topology import Namespace, remove_namespace
 from tests.root.dialling import dial, wait_for
@@ -128,14 +127,17 @@ def heir(world: World) -> Iterator[Namespace]:
 
 @parity("P14", rules=("I8",))
 @only_ebpf
-def test_an_address_belongs_to_one_pod_at_a_time(case: Case, heir: Namespace) -> None:
+def test_pods_with_one_address_are_judged_apart(case: Case, heir: Namespace) -> None:
     capture = case.world.capture
-    with pytest.raises(AddressInUse, match="belongs to t/pod"):
-        capture.enroll(heir.path, name="t/heir")
-    # taken out: the address goes to the heir, and a late second removal takes nothing away
+    # both at once: the first pod's connections stay its own
+    capture.enroll(heir.path, name="t/heir")
+    assert dial(case.world.outside, case.a.pod, APP_PORT).by == "proxy"
+    with pytest.raises(UsageError, match="is an address of t/heir and t/pod"):
+        case.foretold_inbound(case.a.outside, case.a.pod, APP_PORT)
+    # the first taken out: the heir keeps the address, and a late second removal takes nothing away
     old = case.world.netns_cookie
     case.world.unenroll()
-    new = capture.enroll(heir.path, name="t/heir").record
+    new = next(r for r in capture.records() if r.name == "t/heir")
     with pytest.raises(NotFound):
         capture.unenroll(old)
     explained = case.foretold_inbound(case.a.outside, case.a.pod, APP_PORT)
@@ -156,6 +158,6 @@ def test_the_address_of_a_pod_that_has_gone_is_free(case: Case, heir: Namespace)
     name = case.world.topology.namespaces["heir"].name
     remove_namespace(name)
     assert case.world.enroll().outcome == "enrolled"
-    assert capture.record(gone.netns_cookie) is None
+    assert [r.netns_cookie for r in capture.reap()] == [gone.netns_cookie]
     assert case.arrive(APP_PORT).verdict == "captured I10"
     assert dial(case.world.node, case.a.pod, APP_PORT).by == "app"

@@ -21,8 +21,11 @@ from nodenet.errors import NotFound, UsageError
 from nodenet.times import rfc3339_ns
 
 NOBODY = "nn-nobody"
-#: 2 h 5 min 30 s before now.
-START = rfc3339_ns(time.time_ns() - (2 * 3600 + 5 * 60 + 30) * 1_000_000_000)
+
+
+def started() -> str:
+    """2 h 5 min 10 s before now, whenever the test runs."""
+    return rfc3339_ns(time.time_ns() - (2 * 3600 + 5 * 60 + 10) * 1_000_000_000)
 
 
 def connection(**changes: Any) -> Connection:
@@ -52,7 +55,7 @@ def connection(**changes: Any) -> Connection:
         rtt_us=340,
         rtt_min_us=290,
         cwnd=10,
-        start=START,
+        start=started(),
         end=None,
         duration_us=None,
         pid=4711,

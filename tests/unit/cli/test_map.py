@@ -38,12 +38,15 @@ def test_one_by_name_or_id() -> None:
 
 def test_dump_columns_of_a_plain_map() -> None:
     definition = abi.MAPS["lips"]
-    entry = {"key": Key(ip="10.42.1.7"), "value": {"netns": "41", "pod_id": 7, "node_id": 1}}
+    entry = {
+        "key": Key(netns="41", ip="10.42.1.7"),
+        "value": {"netns": "41", "pod_id": 7, "node_id": 1},
+    }
     columns = map_module._columns(definition, per_cpu=False)
     header, row = render_table([entry], columns, Style()).splitlines()
-    assert [c.title for c in columns] == ["KEY ip", "VALUE netns", "pod_id", "node_id"]
-    assert header.startswith("KEY ip     VALUE netns")
-    assert row.split() == ["10.42.1.7", "41", "7", "1"]
+    assert [c.title for c in columns] == ["KEY netns", "ip", "VALUE netns", "pod_id", "node_id"]
+    assert header.startswith("KEY netns  ip         VALUE netns")
+    assert row.split() == ["41", "10.42.1.7", "41", "7", "1"]
 
 
 def test_dump_of_a_per_cpu_map_is_summed() -> None:

@@ -76,13 +76,18 @@ def test_each_role() -> None:
 def test_the_shape_of_bpftool_and_the_order_of_keys() -> None:
     definition = abi.MAPS["lips"]
     value = abi.LIP.pack(netns=41, pod_id=7)
-    table = Table(definition, {_ip(ip): [value] for ip in ("10.0.0.9", "10.0.0.10", "fd42::7")})
+    keys = [abi.LIP_KEY.pack(netns=41, ip=_ip(ip)) for ip in ("10.0.0.9", "10.0.0.10", "fd42::7")]
+    table = Table(definition, {key: [value] for key in keys})
     found = entries(table, definition)  # type: ignore[arg-type]
     assert found[1] == {
-        "key": {"ip": "10.0.0.9"},
+        "key": {"netns": "41", "ip": "10.0.0.9"},
         "value": {"netns": "41", "pod_id": 7, "node_id": 0},
     }
-    assert [str(e["key"]) for e in found] == ["ip=10.0.0.10", "ip=10.0.0.9", "ip=fd42::7"]
+    assert [str(e["key"]) for e in found] == [
+        "netns=41,ip=10.0.0.10",
+        "netns=41,ip=10.0.0.9",
+        "netns=41,ip=fd42::7",
+    ]
     raw = hex_entries(table)  # type: ignore[arg-type]
     assert raw[0]["value"] == hex_bytes(value) and raw[0]["value"][0] == "0x29"
 
