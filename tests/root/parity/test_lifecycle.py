@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from nodenet.abi import INBOUND_PORT, MARK, IPAddress
-from nodenet.capture.pod_maps import lip_key
 from nodenet.capture import pod_routes, programs
 from nodenet.capture.iptables_rules import PREROUTING
 from nodenet.capture.options import EnrolOptions, parse_excluded_ports
-from nodenet.capture.pod_maps import netns_key
+from nodenet.capture.pod_maps import lip_key, netns_key
 from nodenet.capture.verify import verify
 from nodenet.kernel.netns import NetNs
 from nodenet.lab.rules import count_rules
