@@ -56,12 +56,10 @@ def from_sockaddr(name: tuple[Any, ...]) -> Address:
 def original_destination(sock: RawSocket, *, ipv6: bool) -> Address | None:
     """Where a redirected connection wanted to go; None when nobody redirected it.
 
-    Answered by conntrack (iptables backend) or by the getsockopt program (eBPF backend).
-    ``ipv6`` says what the peer's address is: that level is asked first, then the other one, for
-    an application whose original was of the other family than the pod's address.
+    Answered by conntrack (iptables backend) or by the getsockopt program (eBPF backend), at the
+    level of the family of the peer's address, which ``ipv6`` says.
     """
-    first, second = (_original6, _original4) if ipv6 else (_original4, _original6)
-    return first(sock) or second(sock)
+    return _original6(sock) if ipv6 else _original4(sock)
 
 
 def _original4(sock: RawSocket) -> Address | None:

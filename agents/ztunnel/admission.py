@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 from typing import Final
 
 from nodenet.agents.ztunnel.listeners import Listener
@@ -28,6 +30,7 @@ class Admission:
         self._max_active = max(1, (max_files - RESERVED_FILES) // 2)
         self._paused: set[Listener] = set()
         self._retry: asyncio.Handle | None = None
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._nobody = asyncio.Event()
         self._nobody.set()
         self.active = 0
@@ -49,6 +52,17 @@ class Admission:
             self._nobody.set()
         if self._paused:
             self._retry_by(self._loop.call_soon(self._rearm))
+
+    def lend(self) -> bool:
+        """Whether one descriptor more than a moment ago can be opened now.
+
+        For a connection that was accepted with the last one and needs another for its dial.
+        """
+        if self._spare < 0:
+            return False
+        os.close(self._spare)
+        self._spare = -1
+        return True
 
     async def nobody(self) -> None:
         """Returns when there is no live connection."""
@@ -74,6 +88,7 @@ class Admission:
     def close(self) -> None:
         """No listener is rearmed any more."""
         self._paused.clear()
+        self.lend()
         if self._retry is not None:
             self._retry.cancel()
 
@@ -84,6 +99,9 @@ class Admission:
 
     def _rearm(self) -> None:
         self._retry = None
+        if self._spare < 0:
+            with contextlib.suppress(OSError):  # still none; then the listeners pause again
+                self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         paused, self._paused = self._paused, set()
         for listener in paused:
             listener.rearm()

@@ -250,16 +250,12 @@ class Leg:
             self.pending = pending[sent:]
             return
         self.pending = None
-        if self.peer.ended:
-            self._shut()
-        else:
-            self.peer._pump(True)
+        self.peer._pump(True)
 
     def _end(self) -> None:
-        """The stream read from this socket is over."""
+        """The stream read from this socket is over, and all of it is written."""
         self.ended = True
-        if self.peer.pending is None:
-            self.peer._shut()
+        self.peer._shut()
 
     def _shut(self) -> None:
         """Ends the stream written to this socket, or the whole connection if it was the last."""

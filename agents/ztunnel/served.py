@@ -189,8 +189,7 @@ class ServedPod:
             self._refuse(near, client, Reason.OWN_CONNECTION)
             return True
         try:
-            data_path.whereabouts.enter(self._netns)
-            far, port = connector.dial(found, self._source_ports(found))
+            far, port = self._dial(found, client_flow)
         except OSError as error:
             return self._no_dial(near, client, found, error)
         dial_flow = (found.source, port, destination)
@@ -220,12 +219,22 @@ class ServedPod:
             original = local  # the listener was chosen without touching the packet
         return decide(direction, original, self.pod, client=client, local=local)
 
-    def _source_ports(self, route: Route) -> Iterator[int]:
-        """Ports from which no other connection to the destination is known to come."""
+    def _dial(self, route: Route, client_flow: Flow) -> tuple[RawSocket, int]:
+        data_path = self.data_path
+        data_path.whereabouts.enter(self._netns)
+        try:
+            return connector.dial(route, self._source_ports(route, client_flow))
+        except OSError as error:
+            if error.errno not in _EXHAUSTED or not data_path.admission.lend():
+                raise
+        return connector.dial(route, self._source_ports(route, client_flow))
+
+    def _source_ports(self, route: Route, client_flow: Flow) -> Iterator[int]:
+        """Ports from which no connection to the destination comes, the client's own included."""
         source, destination = route.source, route.destination
         for port in self._ports.propose():
             flow = (source, port, destination)
-            if flow not in self._dialled and flow not in self._clients:
+            if flow != client_flow and flow not in self._dialled and flow not in self._clients:
                 yield port
 
     def _refuse(self, near: RawSocket, client: Address, reason: Reason) -> None:

@@ -52,6 +52,14 @@ def test_it_is_in_its_cgroup_before_it_serves(world: Proxied) -> None:
     assert ready == f"instance={world.instance.name} node=- pods=1 pid={proxy.pid}"
 
 
+def test_its_listeners_bear_the_mark_and_take_both_families(world: Proxied) -> None:
+    world.proxy()
+    listed = world.pod.run("ss", "-tlneH").stdout.splitlines()
+    assert sorted(line.split()[3] for line in listed) == ["*:15001", "*:15006"]
+    assert all("fwmark:0x539" in line for line in listed)
+    assert all(line.split()[2] == "4096" for line in listed)
+
+
 def test_without_its_cgroup_it_does_not_start(world: Proxied) -> None:
     command = [sys.executable, "-m", "nodenet.agents.ztunnel", "run", "--id", "nn-none"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)

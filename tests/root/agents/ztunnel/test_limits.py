@@ -55,9 +55,10 @@ def carry_all(world: Proxied, proxy: ProxyProcess, count: int) -> None:
     assert proxy.stop() == 0
 
 
-def test_without_descriptors_connections_wait_and_none_is_lost(world: Proxied) -> None:
+@pytest.mark.parametrize("odd", [0, 1])
+def test_without_descriptors_connections_wait_and_none_is_lost(world: Proxied, odd: int) -> None:
     proxy = world.proxy()
-    limit = proxy.fds() + 2 * 10
+    limit = proxy.fds() + 2 * 10 + odd
     resource.prlimit(proxy.pid, resource.RLIMIT_NOFILE, (limit, limit))
     carry_all(world, proxy, 30)
 

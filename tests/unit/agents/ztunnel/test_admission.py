@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 
 import pytest
@@ -38,10 +39,13 @@ def test_two_descriptors_a_connection_and_some_kept_back(
     assert not room.has_room()
     room.closed()
     assert room.has_room()
+    room.close()
 
 
 def test_even_a_tiny_limit_allows_one(loop: asyncio.AbstractEventLoop) -> None:
-    assert Admission(loop, 10, LineBudget(loop)).has_room()
+    room = Admission(loop, 10, LineBudget(loop))
+    assert room.has_room()
+    room.close()
 
 
 def test_the_next_end_wakes_the_paused(loop: asyncio.AbstractEventLoop, until: Until) -> None:
@@ -69,6 +73,21 @@ def test_without_an_end_they_are_tried_again_after_a_while(
     room.close()
 
 
+def test_a_spare_descriptor_is_lent_once_and_taken_back(
+    loop: asyncio.AbstractEventLoop, until: Until
+) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    room, sleeper = admission(loop, 1), Sleeper()
+    assert room.lend()
+    assert not room.lend()
+    assert len(os.listdir("/proc/self/fd")) == before
+    room.paused(sleeper)  # type: ignore[arg-type]
+    until(lambda: sleeper.woken)
+    assert room.lend()
+    room.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_nobody_is_waited_for(loop: asyncio.AbstractEventLoop) -> None:
     room = admission(loop, 5)
     loop.run_until_complete(room.nobody())
@@ -80,3 +99,4 @@ def test_nobody_is_waited_for(loop: asyncio.AbstractEventLoop) -> None:
     assert not waiting.done()
     room.closed()
     loop.run_until_complete(waiting)
+    room.close()

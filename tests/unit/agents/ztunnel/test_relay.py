@@ -149,9 +149,10 @@ def test_what_a_server_said_before_its_reset_reaches_the_client(relay: Relay, un
     # the refusal of an upload: an answer, then a reset because of unread data
     carried.client.sendall(b"u" * 1000)
     until(lambda: carried.near.received == 1000)
+    # the loop stands still, so the relay hears of all of this at once, the upload first
+    carried.client.sendall(b"u" * 1000)
     carried.server.sendall(b"413 too large")
     carried.server.close()
-    carried.client.sendall(b"u" * 1000)
     until(lambda: carried.ended)
     assert carried.client.recv(100) == b"413 too large"
     with pytest.raises(ConnectionResetError):
