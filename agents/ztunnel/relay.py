@@ -32,7 +32,7 @@ BUFFER_BYTES: Final = 256 * 1024
 #: Bytes the pipe is asked to hold: the most a stalled bulk direction has in memory.
 PIPE_BYTES: Final = 1024 * 1024
 #: Reads of one direction before the other connections get their turn.
-ROUNDS: Final = 8
+ROUNDS: Final = 4
 #: A spliced stream that yields less than this at a time is read normally again.
 BULK_BYTES: Final = 16 * 1024
 
