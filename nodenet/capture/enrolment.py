@@ -1,15 +1,19 @@
 """The sequence of one enrolment, and its reverse.
 
-Order, so that a kill at any point leaves a pod that is either captured whole or not at all: record,
-addresses and exclusions, the pod's entry without LIVE (now the proxy's listeners register), inbound
-link, policy routes, and last the entry with LIVE. Un-enrolling goes backwards.
+Order: the record, marked pending; addresses; the pod's entry without LIVE (now the proxy's
+listeners register); the namespace's side (inbound link and policy routes, or rules); exclusions;
+and last the entry with LIVE, one write. A kill before that leaves the pod as it was, but for
+exclusions of a change, which the next enrolment removes; the record says that there is something to
+finish. A change of the backend puts the new side in, flips the entry, and takes the old side out:
+at no moment does neither redirect. Un-enrolling goes backwards.
 """
 
 from __future__ import annotations
 
 import contextlib
+import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -32,7 +36,8 @@ from nodenet.capture.records import (
 )
 from nodenet.capture.result import EnrolResult, UnenrolResult
 from nodenet.capture.targets import refuse_host
-from nodenet.errors import NotFound, NotSupported
+from nodenet.errors import NodenetError, NotFound, NotSupported
+from nodenet.kernel.links import read_iter
 from nodenet.kernel.maps import Map
 from nodenet.kernel.netns import NetNs
 from nodenet.kernel.sock_diag import SockDiag, TcpSocket
@@ -42,6 +47,9 @@ from nodenet.times import now_rfc3339
 _POLL_SECONDS = 0.002
 #: Established, and closing on one side: ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT.
 _CONNECTED = (1, 4, 5, 8)
+_SYN_SENT = 2
+#: The ids at the head of each `nn_event`.
+_IDS = struct.Struct(f"<QQ{abi.EVENT.size - 16}x")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +74,8 @@ class Enroller:
         with NetNs.open(netns) as ns:
             refuse_host(ns, name)
             cookie = ns.cookie()
-            backend = self._backend(options)
             old = read_record(record_path(self.instance, cookie))
+            backend = self._backend(options, old)
             if old is not None and old.name != name:
                 raise AlreadyEnrolled(
                     f"cannot enroll {name}: its network namespace is enrolled as {old.name} "
@@ -76,13 +84,18 @@ class Enroller:
             addresses = pod_maps.PodAddresses.choose(i.interface.ip for i in ns.addresses())
             ips = tuple(str(a) for a in addresses.owned)
             live = self._is_live(cookie)
-            same = old is not None and options.matches(old, backend) and old.ips == ips
+            same = (
+                old is not None
+                and options.matches(old, backend)
+                and (old.ips, old.node, old.node_id, old.uid) == (ips, node, node_id, uid)
+            )
             if old is not None and live and same and not old.pending and self._is_whole(ns, old):
+                reset = self._reset_older(ns, addresses, cookie, options)
                 return EnrolResult(
                     record=old,
                     outcome="unchanged",
-                    existing=0,
-                    existing_reset=0,
+                    existing=reset,
+                    existing_reset=reset,
                     listeners=self._listening(cookie),
                     seconds=time.monotonic() - started,
                 )
@@ -91,14 +104,11 @@ class Enroller:
                     f"cannot enroll {name}: {netns} has no address but loopback and link-local; "
                     "give it one first, e.g. run the CNI plugin"
                 )
-            if old is not None and old.backend != backend:
-                # the two backends must never both redirect: the old one goes first
-                self._take_out(ns, old)
-                old, live = None, False
             record = options.record(
                 name=name,
                 uid=uid,
                 node=node,
+                node_id=node_id,
                 netns=str(netns),
                 netns_inode=ns.inode,
                 netns_cookie=cookie,
@@ -106,16 +116,16 @@ class Enroller:
                 backend=backend,
                 enrolled_at=old.enrolled_at if old and live else now_rfc3339(),
             )
-            existing = self._existing(ns, addresses) if not live else []
-            listeners = self._put_in(ns, record, addresses, node_id, old, live, wait_seconds)
-            reset = 0
-            if options.existing == "reset":
-                with SockDiag(ns) as diag:
-                    reset = sum(1 for s in existing if diag.destroy(s))
+            existing = 0 if live else len(self._outside(ns, addresses, _CONNECTED))
+            listeners = self._put_in(
+                ns, record, addresses, old if live else None, old, wait_seconds
+            )
+            # only now: what connected while the proxy was waited for is older than the capture too
+            reset = self._reset_older(ns, addresses, cookie, options)
             return EnrolResult(
                 record=record,
                 outcome="changed" if live else "enrolled",
-                existing=len(existing),
+                existing=max(existing, reset),
                 existing_reset=reset,
                 listeners=listeners,
                 seconds=time.monotonic() - started,
@@ -131,11 +141,8 @@ class Enroller:
                 "see: nodenet capture show"
             )
         alive, reset, kept = 0, 0, False
-        try:
-            ns: NetNs | None = NetNs.open(record.netns)
-        except NotFound:
-            ns = None
-        if ns is None or ns.inode != record.netns_inode:
+        ns = reaping.open_namespace(record)
+        if ns is None:
             reaping.forget(self.instance, self.maps, record)
         else:
             with ns:
@@ -149,9 +156,13 @@ class Enroller:
                 if existing == "reset":
                     with SockDiag(ns) as diag:
                         reset = sum(1 for s in live if diag.destroy(s))
-                kept = existing == "keep" and any(
-                    s.local not in addresses.owned and not s.local.is_loopback for s in live
+                kept = (
+                    existing == "keep"
+                    and record.backend == "ebpf"
+                    and bool(reaping.proxied_inbound(ns, set(addresses.owned)))
                 )
+                if kept:
+                    reaping.remember_routes(self.instance, ns, record)
                 self._take_out(ns, record, keep_routes=kept)
         return UnenrolResult(
             name=record.name,
@@ -163,8 +174,10 @@ class Enroller:
 
     # -- steps
 
-    def _backend(self, options: EnrolOptions) -> Backend:
+    def _backend(self, options: EnrolOptions, old: PodRecord | None) -> Backend:
         if options.backend == "auto":
+            if old is not None:
+                return old.backend  # only asked for by name does it change
             return "iptables" if self.maps is None else "ebpf"
         if options.backend == "ebpf" and self.maps is None:
             raise NotSupported("ebpf", "the capture loaded; see: nodenet doctor")
@@ -201,60 +214,72 @@ class Enroller:
         ns: NetNs,
         record: PodRecord,
         addresses: pod_maps.PodAddresses,
-        node_id: int,
+        live: PodRecord | None,
         old: PodRecord | None,
-        live: bool,
         wait_seconds: float,
     ) -> tuple[int, ...]:
+        """``live`` is what the pod is captured with now; ``old`` what was recorded, live or not."""
         cookie = record.netns_cookie
-        undo: list[Callable[[], object]] = []
+        write_record(self.instance, replace(record, pending=True))
         try:
-            write_record(self.instance, replace(record, pending=True))
             if self.maps is not None:
-                if not live:
-                    undo.append(lambda: self._forget_maps(record))
-                    undo.append(lambda: remove_record(self.instance, cookie))
-                pod_maps.write_addresses(self.maps, addresses, cookie, node_id)
-                pod_maps.write_exclusions(self.maps, record)
-                if not live:
+                pod_maps.write_addresses(self.maps, addresses, cookie, record.node_id)
+                if live is None:
                     self._write_pod(addresses, cookie, PodFlag(0))
-            if record.backend == "iptables":
-                undo.append(lambda: iptables.remove(ns))
-                iptables.apply(ns, record)
-            else:
-                if record.direction != "out":
-                    undo.append(lambda: pod_routes.remove(ns))
-                    pod_routes.install(ns)
-                # also without inbound capture: the proxy's own ports are closed to the outside
-                undo.append(lambda: programs.detach_pod(self.instance, cookie))
-                assert self.maps is not None
-                programs.attach_pod(self.instance, self.maps, cookie, ns.fd)
-            if self.maps is not None and not live:
-                agent = programs.agent_cgroup(self.maps)
-                register_listeners(self.maps, ns, cookie, agent)
+            self._enter(ns, record)
+            if self.maps is not None and live is None:
+                register_listeners(self.maps, ns, cookie, programs.agent_cgroup(self.maps))
             listeners = self._await_listeners(record, wait_seconds)
             if self.maps is not None:
+                pod_maps.write_exclusions(self.maps, record)
                 self._write_pod(addresses, cookie, pod_maps.flags_of(record))
-                if old is not None:
-                    pod_maps.remove_exclusions(self.maps, old, record)
-                    gone = [ip for ip in old.ips if ip not in record.ips]
-                    pod_maps.remove_addresses(self.maps, gone, cookie)
-            write_record(self.instance, record)
-            return listeners
         except BaseException:
-            if live and old is not None:
-                self._change_back(record, old)
-            else:
-                for step in reversed(undo):
-                    with contextlib.suppress(OSError, NotFound):
-                        step()
+            with contextlib.suppress(OSError, NodenetError):  # the first error is the one to tell
+                if live is None:
+                    self._take_out(ns, record)
+                else:
+                    self._change_back(ns, record, live)
             raise
+        if self.maps is not None and old is not None:
+            pod_maps.remove_exclusions(self.maps, old, record)
+            gone = [ip for ip in old.ips if ip not in record.ips]
+            pod_maps.remove_addresses(self.maps, gone, cookie)
+        if live is not None:
+            self._leave_for(ns, live, record)
+        write_record(self.instance, record)
+        return listeners
 
-    def _change_back(self, record: PodRecord, old: PodRecord) -> None:
+    def _enter(self, ns: NetNs, record: PodRecord) -> None:
+        """Puts the namespace's side of a backend in place; what is there already stays."""
+        if record.backend == "iptables":
+            iptables.apply(ns, record)
+            return
+        if record.direction != "out":
+            pod_routes.install(ns)
+        # also without inbound capture: the proxy's own ports are closed to the outside
+        assert self.maps is not None
+        programs.attach_pod(self.instance, self.maps, record.netns_cookie, ns.fd)
+
+    def _leave_for(self, ns: NetNs, old: PodRecord, new: PodRecord) -> None:
+        """Takes out of the namespace what ``old`` needed and ``new`` does not."""
+        if old.backend != new.backend:
+            if old.backend == "ebpf":
+                programs.detach_pod(self.instance, old.netns_cookie)
+            else:
+                iptables.remove(ns)
+                self._enter(ns, new)  # the routes went with the rules
+        elif (old.backend, new.direction) == ("ebpf", "out") and old.direction != "out":
+            if not reaping.proxied_inbound(ns, reaping.own_addresses(ns)):
+                pod_routes.remove(ns)
+
+    def _change_back(self, ns: NetNs, record: PodRecord, live: PodRecord) -> None:
         """After a change that failed: what the pod was captured with stays in force."""
         if self.maps is not None:
-            pod_maps.remove_exclusions(self.maps, record, old)
-        write_record(self.instance, old)
+            pod_maps.remove_exclusions(self.maps, record, live)
+            fresh = [ip for ip in record.ips if ip not in live.ips]
+            pod_maps.remove_addresses(self.maps, fresh, record.netns_cookie)
+        write_record(self.instance, live)
+        self._leave_for(ns, record, live)
 
     def _write_pod(self, addresses: pod_maps.PodAddresses, cookie: int, flags: PodFlag) -> None:
         assert self.maps is not None
@@ -279,12 +304,31 @@ class Enroller:
             # the kernel offers no event for a map entry; the proxy listens within milliseconds
             time.sleep(_POLL_SECONDS)
 
-    def _existing(self, ns: NetNs, addresses: pod_maps.PodAddresses) -> list[TcpSocket]:
-        """Connections with the outside that capture will not touch."""
+    def _outside(
+        self, ns: NetNs, addresses: pod_maps.PodAddresses, states: tuple[int, ...]
+    ) -> list[TcpSocket]:
+        """Connections with others, not of the pod with itself."""
         with SockDiag(ns) as diag:
-            found = diag.dump_tcp(_CONNECTED)
+            found = diag.dump_tcp(states)
         own = set(addresses.owned)
         return [s for s in found if not s.remote.is_loopback and s.remote not in own]
+
+    def _reset_older(
+        self, ns: NetNs, addresses: pod_maps.PodAddresses, cookie: int, options: EnrolOptions
+    ) -> int:
+        """With ``--existing reset``: ends every connection that the kernel has no record of."""
+        if options.existing != "reset":
+            return 0
+        recorded = self._recorded(cookie)
+        older = self._outside(ns, addresses, (*_CONNECTED, _SYN_SENT))
+        with SockDiag(ns) as diag:
+            return sum(1 for s in older if s.cookie not in recorded and diag.destroy(s))
+
+    def _recorded(self, netns_cookie: int) -> set[int]:
+        if self.maps is None:
+            return set()
+        raw = read_iter(self.instance.links / abi.PROGRAMS["nn_iter_conns"].pin)
+        return {cookie for cookie, netns in _IDS.iter_unpack(raw) if netns == netns_cookie}
 
     def _captured(self, ns: NetNs, addresses: pod_maps.PodAddresses) -> list[TcpSocket]:
         """Sockets of connections that go through the proxy: its own, and the app's end of a leg."""

@@ -54,6 +54,7 @@ class EnrolOptions:
         backend: Backend,
         enrolled_at: str,
         node: str | None = None,
+        node_id: int = 0,
         uid: str | None = None,
     ) -> PodRecord:
         """The record of a pod enrolled with these options."""
@@ -61,6 +62,7 @@ class EnrolOptions:
             name=name,
             uid=uid,
             node=node,
+            node_id=node_id,
             netns=netns,
             netns_inode=netns_inode,
             netns_cookie=netns_cookie,

@@ -207,7 +207,7 @@ def enroll(
                 name=one.name,
                 node=node
                 or (known.node if known else lab[one.name].node if one.name in lab else None),
-                node_id=lab[one.name].node_number if one.name in lab else 0,
+                node_id=_node_id(known, lab.get(one.name)),
                 uid=known.uid if known else None,
                 options=options,
                 wait=wait,
@@ -225,6 +225,12 @@ def enroll(
                 }
             )
     emit_report(g, {"ok": True, "pods": done}, _render_enrolled)
+
+
+def _node_id(known: PodRecord | None, place: PodPlace | None) -> int:
+    if known is not None:
+        return known.node_id
+    return place.node_number if place is not None else 0
 
 
 def _lab_pods(g: Globals) -> list[PodPlace]:
