@@ -15,7 +15,7 @@ from nodenet.abi import PodFlag
 from nodenet.capture import iptables, pod_maps, pod_routes, programs
 from nodenet.capture.records import PodRecord
 from nodenet.errors import NotFound
-from nodenet.kernel.links import open_link
+from nodenet.kernel.cgroups import Cgroup, cgroup2_mount
 from nodenet.kernel.maps import Map
 from nodenet.kernel.netns import NetNs, host_inode
 from nodenet.paths import Instance
@@ -82,7 +82,7 @@ def verify(
             checks.append(_iptables(ns, record))
         elif maps is not None:
             checks.append(_addresses(maps, ns, record))
-            checks.append(_outbound(instance))
+            checks.append(_programs(instance, maps))
             checks.append(_inbound(instance, record))
             checks.append(_routes(ns, record))
             checks.extend(_listeners(maps, record))
@@ -153,27 +153,29 @@ def _addresses(maps: Mapping[str, Map], ns: NetNs, record: PodRecord) -> Check:
     return Check(id="addresses", state="ok", found=f"{shown} in map lips", parity=("P5", "P7"))
 
 
-def _outbound(instance: Instance) -> Check:
-    ids = []
-    for name in ("nn_connect4", "nn_connect6"):
-        pin = instance.links / abi.PROGRAMS[name].pin
-        try:
-            with open_link(pin) as link:
-                ids.append(str(link.info().id))
-        except NotFound:
-            return Check(
-                id="outbound",
-                state="fail",
-                found=f"{pin} is not there",
-                rule="O8",
-                parity=("P1",),
-                means="outbound connections are not captured",
-                do="nodenet capture enroll POD (attaches it again)",
-            )
+def _programs(instance: Instance, maps: Mapping[str, Map]) -> Check:
+    root = Cgroup.open(cgroup2_mount())
+    agent = programs.agent_cgroup(maps)
+    loose = [
+        p.hook
+        for p in programs.ROOT_PROGRAMS
+        if not programs.attached(instance, p, maps, root, agent)
+    ]
+    if loose:
+        return Check(
+            id="programs",
+            state="fail",
+            found=f"not attached: {', '.join(loose)}",
+            rule="O8",
+            parity=("P1",),
+            means="connections are not captured, or not recorded",
+            do="nodenet node run, or enroll any pod: it attaches them again",
+        )
     return Check(
-        id="outbound",
+        id="programs",
         state="ok",
-        found=f"connect4, connect6 attached at the cgroup root, link ids {', '.join(ids)}",
+        found=f"{len(programs.ROOT_PROGRAMS)} attached at {root.path}, agent's cgroup "
+        f"{agent.name if agent is not None else '-'}",
         rule="O8",
         parity=("P1",),
     )

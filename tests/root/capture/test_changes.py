@@ -96,7 +96,7 @@ def test_a_change_that_fails_leaves_the_pod_captured(
 ) -> None:
     capture.enroll(pod.path, name="t/pod")
     before = list(capture.records())
-    monkeypatch.setattr(iptables.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     with pytest.raises(IptablesMissing):
         capture.enroll(pod.path, name="t/pod", options=EnrolOptions(backend="iptables"))
     assert list(capture.records()) == before

@@ -225,7 +225,7 @@ def test_verify_says_what_fails_and_what_to_do(instance: Instance, pod: Namespac
         "netns": "ok",
         "entry": "ok",
         "addresses": "ok",
-        "outbound": "ok",
+        "programs": "ok",
         "inbound": "ok",
         "routes": "ok",
         "listener_15001": "fail",
