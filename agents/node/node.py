@@ -107,9 +107,16 @@ class Node:
             if not self._instance.exists() and not self._is_missed():
                 self._tell(f"instance {self._instance.name} was removed; waiting for an enrolment")
                 return None
-            self._capture = _open(self._config)
+            self._capture = self._reopen()
             logger.info("instance %s was loaded anew; taken over", self._instance.name)
         return self._capture
+
+    def _reopen(self) -> Capture:
+        try:
+            # as it is: who loaded it may be a newer version than this process
+            return Capture.open(self._instance)
+        except NotFound:
+            return Capture.open_or_load(self._instance, agent_cgroup=self._config.agent_cgroup)
 
     def _is_pinned(self, capture: Capture) -> bool:
         try:
