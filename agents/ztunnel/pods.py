@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from nodenet.agents.ztunnel.namespaces import NamespaceWatch
 from nodenet.agents.ztunnel.pod import Pod, PodRefused, pod_of_record
 from nodenet.agents.ztunnel.worker import Worker
-from nodenet.capture.records import PodRecord, RecordBroken, read_record
+from nodenet.capture.records import PodRecord, read_record
 from nodenet.errors import NodenetError, NotSupported
 from nodenet.kernel import inotify
 from nodenet.kernel.inotify import Event, Inotify
@@ -131,23 +131,19 @@ class RecordPodSource:
 
     def _read(self, name: str) -> None:
         """Brings what is served in line with one record."""
-        file = self._files.get(name) or _File(name)
+        file = self._files.setdefault(name, _File(name))
         self._no_retry(file)
         try:
             record = read_record(self._directory / name)
-        except RecordBroken as error:
-            self._complain(file, error)  # what is served stays as it is
-            return
-        if record is None or record.node != self._node:
-            self._files.pop(name, None)
-            self._remove(file)
-            return
-        self._files[name] = file
-        try:
+            if record is None or record.node != self._node:
+                del self._files[name]
+                self._remove(file)
+                return
             self._apply(file, record)
             file.complaint, file.wait = "", RETRY_SECONDS[0]
-        except NodenetError as error:
-            self._complain(file, error)
+        except (NodenetError, OSError) as error:  # OSError: descriptors, memory
+            # what is served already stays as it is
+            self._complain(file, error.line() if isinstance(error, NodenetError) else str(error))
             file.retry = self._loop.call_later(file.wait, self._read, name)
             file.wait = min(file.wait * 2, RETRY_SECONDS[1])
 
@@ -182,8 +178,7 @@ class RecordPodSource:
             if file.record is not None and file.record.netns_cookie == cookie:
                 file.record = file.pod = None
 
-    def _complain(self, file: _File, error: NodenetError) -> None:
-        line = error.line()
+    def _complain(self, file: _File, line: str) -> None:
         if line != file.complaint:
             file.complaint = line
             logger.warning("cannot serve pod of %s: %s", self._directory / file.name, line)

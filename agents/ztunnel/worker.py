@@ -20,7 +20,7 @@ from nodenet.agents.ztunnel.connection import Connection
 from nodenet.agents.ztunnel.counters import PodSnapshot
 from nodenet.agents.ztunnel.deadlines import Deadlines
 from nodenet.agents.ztunnel.logs import LineBudget
-from nodenet.agents.ztunnel.pod import Pod
+from nodenet.agents.ztunnel.pod import Pod, PodRefused
 from nodenet.agents.ztunnel.poller import Poller
 from nodenet.agents.ztunnel.relay import Relay
 from nodenet.agents.ztunnel.served import DataPath, ServedPod
@@ -34,7 +34,7 @@ class Worker(Protocol):
     """Carries the connections of the pods it is given. Pods are named by their netns cookie."""
 
     def add_pod(self, pod: Pod, netns: NetNs) -> None:
-        """Serves a pod from now on. Owns ``netns`` unless it raises (ListenFailed)."""
+        """Serves a pod from now on. Owns ``netns`` unless it raises (ListenFailed, PodRefused)."""
 
     def change_pod(self, pod: Pod) -> None:
         """Takes new facts about a pod that is served, without touching its listeners."""
@@ -103,7 +103,8 @@ class LocalWorker:
 
     def add_pod(self, pod: Pod, netns: NetNs) -> None:
         """See `Worker.add_pod`."""
-        assert pod.cookie not in self._pods, "a pod is added once"
+        if other := self._pods.get(pod.cookie):
+            raise PodRefused(f"pod {pod.name}: its namespace is served as {other.pod.name} already")
         self._pods[pod.cookie] = ServedPod(pod, netns, self._data_path)
         logger.info("serving pod %s: netns %d, %s backend", pod.name, netns.inode, pod.backend)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from nodenet.agents.ztunnel.process import lock_path
+from nodenet.capture.records import record_path
 from nodenet.kernel.cgroups import cgroup_of
 from nodenet.kernel.netns import NetNs
 from nodenet.lab.topology import Namespace
@@ -125,6 +126,14 @@ def test_a_record_of_another_namespace_is_not_served(world: Proxied) -> None:
     proxy = world.start().ready()
     proxy.wait_for("is another namespace than the one enrolled")
     assert listening(world.pod) == set()
+
+
+def test_a_second_record_of_a_namespace_is_refused(world: Proxied) -> None:
+    proxy = world.proxy()
+    first = record_path(world.instance, world.record().netns_cookie)
+    (first.parent / "copy.json").write_bytes(first.read_bytes())
+    proxy.wait_for(f"its namespace is served as {world.pod.name} already")
+    assert listening(world.pod) == {15001, 15006}
 
 
 def test_a_removed_namespace_takes_its_connections_along(world: Proxied) -> None:

@@ -168,3 +168,23 @@ def test_a_broken_record_is_named(
     (instance.pods / ".8.json.123").write_text("{")
     assert start(loop, source).told == []
     assert caplog.text.count("enrolment record cannot be read") == 1
+
+
+def test_a_shortage_is_said_and_tried_again(
+    loop: asyncio.AbstractEventLoop,
+    source: RecordPodSource,
+    instance: Instance,
+    until: Until,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def short(path: str | Path) -> NetNs:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("nodenet.agents.ztunnel.pods.RETRY_SECONDS", (0.01, 0.01))
+    write_record(instance, record())
+    with monkeypatch.context() as patch:
+        patch.setattr(NetNs, "open", short)
+        start(loop, source)
+        assert "Too many open files" in caplog.text
+    until(lambda: "nn-no-such: not there" in caplog.text)
