@@ -73,9 +73,13 @@ static __always_inline u16 nn_swap16(u16 v)
 	return __builtin_bswap16(v);
 }
 
+/*
+ * Addresses are compared without branches: each would double what the verifier has to walk, and the
+ * program of sk_lookup is verified anew for every pod.
+ */
 static __always_inline int nn_is_mapped(const struct nn_ip *a)
 {
-	return !a->w[0] && !a->w[1] && a->w[2] == NN_MAPPED;
+	return !(a->w[0] | a->w[1] | (a->w[2] ^ NN_MAPPED));
 }
 
 static __always_inline int nn_is_zero(const struct nn_ip *a)
@@ -85,7 +89,8 @@ static __always_inline int nn_is_zero(const struct nn_ip *a)
 
 static __always_inline int nn_same_ip(const struct nn_ip *a, const struct nn_ip *b)
 {
-	return a->w[0] == b->w[0] && a->w[1] == b->w[1] && a->w[2] == b->w[2] && a->w[3] == b->w[3];
+	return !((a->w[0] ^ b->w[0]) | (a->w[1] ^ b->w[1]) | (a->w[2] ^ b->w[2]) |
+		 (a->w[3] ^ b->w[3]));
 }
 
 /* 127.0.0.0/8, ::1, and the unspecified addresses, which connect() takes for loopback. */
@@ -93,8 +98,7 @@ static __always_inline int nn_is_loopback(const struct nn_ip *a)
 {
 	if (nn_is_mapped(a))
 		return (a->w[3] & 0xff) == 127 || !a->w[3];
-	return !a->w[0] && !a->w[1] && !a->w[2] &&
-	       (a->w[3] == __builtin_bswap32(1) || !a->w[3]);
+	return !(a->w[0] | a->w[1] | a->w[2] | (a->w[3] & ~__builtin_bswap32(1)));
 }
 
 /* 127.0.0.1 as v4-mapped, or ::1. `a` is zero. */
@@ -113,8 +117,8 @@ static __always_inline int nn_is_probe_address(const struct nn_ip *a)
 {
 	if (nn_is_mapped(a))
 		return a->w[3] == __builtin_bswap32(0xa9fe077f);
-	return a->w[0] == __builtin_bswap32(0xfd169254) && a->w[1] == __builtin_bswap32(0x71271337) &&
-	       a->w[2] == 0xffffffff && a->w[3] == 0xffffffff;
+	return !((a->w[0] ^ __builtin_bswap32(0xfd169254)) | (a->w[1] ^ __builtin_bswap32(0x71271337)) |
+		 ~(a->w[2] & a->w[3]));
 }
 
 /*
