@@ -28,6 +28,7 @@ from nodenet.capture.records import PodRecord, read_records, record_files, remov
 from nodenet.errors import NodenetError
 from nodenet.kernel.cgroups import Cgroup, cgroup2_mount
 from nodenet.kernel.maps import Map
+from nodenet.kernel.pinned_maps import open_maps
 from nodenet.paths import Instance
 
 __all__ = [
@@ -152,18 +153,14 @@ def remove_everything(instance: Instance, maps: Mapping[str, Map] | None) -> lis
     What cannot be undone in one namespace is logged and does not keep the rest. Policy routes stay
     where the proxy still carries an inbound connection.
     """
-    records = list(read_records(instance, on_broken=lambda e: logger.warning("%s", e.line())))
-    if maps is not None:
-        for record in records:
-            maps["pods"].delete(pod_maps.netns_key(record.netns_cookie))
-    for record in records:
-        programs.detach_pod(instance, record.netns_cookie)
-        try:
-            _leave(instance, record)
-        except (NodenetError, OSError) as error:
-            logger.warning("left in the namespace of %s: %s", record.name, error)
-        # before the pins go: pods that are recorded and not captured would be enrolled again
-        remove_record(instance, record.netns_cookie)
+    with contextlib.ExitStack() as stack:
+        if maps is None:
+            # pins of another version or of half an instance cannot be opened: they just go
+            with contextlib.suppress(NodenetError, OSError):
+                maps = open_maps(instance)
+                for table in maps.values():
+                    stack.enter_context(table)
+        removed = _unenrol_all(instance, maps)
     remove_unneeded_routes(instance, (), logger.warning)
     _remove_files(instance.pods)
     programs.remove_pins(instance)
@@ -175,6 +172,23 @@ def remove_everything(instance: Instance, maps: Mapping[str, Map] | None) -> lis
     with contextlib.suppress(NodenetError):
         # processes may still be in it: the proxy outlives the capture until it is stopped
         Cgroup.open(cgroup2_mount() / instance.name).remove()
+    return removed
+
+
+def _unenrol_all(instance: Instance, maps: Mapping[str, Map] | None) -> list[PodRecord]:
+    records = list(read_records(instance, on_broken=lambda e: logger.warning("%s", e.line())))
+    if maps is not None:
+        for record in records:
+            maps["pods"].delete(pod_maps.netns_key(record.netns_cookie))
+    for record in records:
+        programs.detach_pod(instance, record.netns_cookie)
+        try:
+            _leave(instance, record)
+        except (NodenetError, OSError) as error:
+            logger.warning("left in the namespace of %s: %s", record.name, error)
+        # Killed between two pods, the rest is still recorded. Each record goes after its entries,
+        # which nothing else tells of, and before the pins: what is recorded is enrolled again.
+        forget(instance, maps, record)
     return records
 
 
