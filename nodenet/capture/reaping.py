@@ -142,7 +142,10 @@ def _as_bytes(value: int | bytes) -> bytes:
 def _sweep_links(instance: Instance, kept: Collection[int], *, only_dead: bool) -> None:
     links = instance.links / "sk_lookup"
     for pin in sorted(links.iterdir()) if links.is_dir() else ():
-        if pin.name.isdecimal() and int(pin.name) not in kept:
+        if "~" in pin.name:
+            # a process was killed between pin and rename: the link is there a second time
+            pin.unlink(missing_ok=True)
+        elif pin.name.isdecimal() and int(pin.name) not in kept:
             if not only_dead or programs.pod_link_alive(instance, int(pin.name)) is False:
                 pin.unlink(missing_ok=True)
 

@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -38,6 +39,25 @@ OPTIONS = EnrolOptions(
     exclude_ports=(ExcludedPort("in", 9),),
     exclude_cidrs=(ipaddress.ip_network("10.0.0.0/8"), ipaddress.ip_network("fd00::/8")),
 )
+#: Removes everything and ends at once when it has removed so many files.
+KILLED_REMOVAL = """
+import os, pathlib, sys
+from nodenet.capture.session import Capture, remove_instance
+from nodenet.paths import Instance
+instance, left, opened = Instance(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "1"
+unlink = pathlib.Path.unlink
+def counted(path, missing_ok=False):
+    global left
+    if left == 0:
+        os._exit(9)
+    left -= 1
+    unlink(path, missing_ok=missing_ok)
+pathlib.Path.unlink = counted
+if opened:
+    Capture.open(instance).remove_all()
+else:
+    remove_instance(instance)
+"""
 TABLES = ("pods", "lips", "ports", "cidrs", "agg")
 
 
@@ -202,6 +222,18 @@ def test_an_entry_that_is_not_live_and_has_no_record_goes(capture: Capture, pod:
     assert links(capture) == set()
 
 
+def test_a_link_that_a_killed_enrolment_pinned_beside_the_first_goes(
+    capture: Capture, pod: Namespace
+) -> None:
+    record = enroll(capture, pod)
+    pin = capture.instance.links / "sk_lookup" / str(record.netns_cookie)
+    pin.rename(pin.with_name(f"{pin.name}~1"))
+    capture.unenroll(record.netns_cookie)
+    enroll(capture, pod)
+    reap(capture)
+    assert list(pin.parent.iterdir()) == [pin]
+
+
 def test_a_record_that_cannot_be_read_keeps_its_pod_and_stops_no_other(
     capture: Capture, topology: Topology, pod: Namespace
 ) -> None:
@@ -219,6 +251,28 @@ def test_a_record_that_cannot_be_read_keeps_its_pod_and_stops_no_other(
     assert said.startswith(f"enrolment record cannot be read: {path}")
     assert entries(capture) == before
     assert links(capture) == {record.netns_cookie}
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_removal_that_was_killed_leaves_no_exclusion_without_a_record(
+    topology: Topology, instance: Instance, opened: bool
+) -> None:
+    """Killed at each step of taking two pods out: enrolled again, they exclude nothing."""
+    pods = {name: topology.namespace(name) for name in ("a", "b")}
+    for number, pod in enumerate(pods.values(), start=1):
+        with pod.netlink() as link:
+            link.address("lo", f"10.98.0.{number}/32")
+    for left in range(6):
+        with Capture.open_or_load(instance) as capture:
+            for name, pod in pods.items():
+                enroll(capture, pod, name)
+        command = [sys.executable, "-c", KILLED_REMOVAL, str(instance.id), str(left)]
+        assert subprocess.run([*command, str(int(opened))], check=False).returncode == 9
+        with Capture.open_or_load(instance) as capture:
+            for name, pod in pods.items():
+                enroll(capture, pod, name, EnrolOptions())
+            assert not capture.maps["ports"].count()
+            assert not capture.maps["cidrs"].count()
 
 
 def test_everything_goes_although_one_record_cannot_be_read(
@@ -298,6 +352,20 @@ def test_removing_everything_leaves_a_proxied_connection_its_routes(
     wait_until(lambda: unneeded(pod))
     assert routes_are_there(pod)
     reaping.reap(instance, None)
+    assert not routes_are_there(pod)
+    assert kept(instance) == []
+
+
+def test_routes_an_unenrolment_left_go_after_the_last_connection(
+    capture: Capture, pod: Namespace, instance: Instance
+) -> None:
+    with proxied(pod) as connection:
+        record = enroll(capture, pod)
+        assert capture.unenroll(record.netns_cookie).routes_kept
+        reap(capture)
+        assert carries(connection)
+    wait_until(lambda: unneeded(pod))
+    reap(capture)
     assert not routes_are_there(pod)
     assert kept(instance) == []
 
