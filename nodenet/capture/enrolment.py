@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from nodenet import abi
 from nodenet.abi import PodFlag
-from nodenet.capture import iptables, pod_maps, pod_routes, programs, reaping
+from nodenet.capture import iptables, pod_maps, pod_routes, port_reuse, programs, reaping
 from nodenet.capture.errors import AlreadyEnrolled, NoAddress
 from nodenet.capture.listeners import OWN_PORTS, register_listeners
 from nodenet.capture.options import EnrolOptions
@@ -115,6 +115,9 @@ class Enroller:
                 ips=ips,
                 backend=backend,
                 enrolled_at=old.enrolled_at if old and live else now_rfc3339(),
+                tw_reuse_before=port_reuse.value_before(
+                    ns, old, needed=backend == "ebpf" and options.direction != "in"
+                ),
             )
             existing = 0 if live else len(self._outside(ns, addresses, _CONNECTED))
             listeners = self._put_in(
@@ -256,12 +259,15 @@ class Enroller:
             return
         if record.direction != "out":
             pod_routes.install(ns)
+        port_reuse.allow(ns, record)
         # also without inbound capture: the proxy's own ports are closed to the outside
         assert self.maps is not None
         programs.attach_pod(self.instance, self.maps, record.netns_cookie, ns.fd)
 
     def _leave_for(self, ns: NetNs, old: PodRecord, new: PodRecord) -> None:
         """Takes out of the namespace what ``old`` needed and ``new`` does not."""
+        if port_reuse.wanted(old) and not port_reuse.wanted(new):
+            port_reuse.put_back(ns, old)
         if old.backend != new.backend:
             if old.backend == "ebpf":
                 programs.detach_pod(self.instance, old.netns_cookie)
@@ -361,6 +367,7 @@ class Enroller:
     def _take_out(self, ns: NetNs, record: PodRecord, *, keep_routes: bool = False) -> None:
         self._switch_off(record)
         programs.detach_pod(self.instance, record.netns_cookie)
+        port_reuse.put_back(ns, record)
         if record.backend == "iptables":
             iptables.remove(ns)
         elif not keep_routes:

@@ -56,6 +56,7 @@ class EnrolOptions:
         node: str | None = None,
         node_id: int = 0,
         uid: str | None = None,
+        tw_reuse_before: int | None = None,
     ) -> PodRecord:
         """The record of a pod enrolled with these options."""
         return PodRecord(
@@ -77,6 +78,7 @@ class EnrolOptions:
             mode=self.mode,
             existing=self.existing,
             enrolled_at=enrolled_at,
+            tw_reuse_before=tw_reuse_before,
         )
 
 

@@ -276,4 +276,5 @@ def remove_pins(instance: Instance) -> None:
         directory.rmdir()
     if instance.pins.is_dir():
         instance.pins.rmdir()
-    _bytecode_path(instance).unlink(missing_ok=True)
+    for path in instance.run.glob(f"*{_bytecode_path(instance).name}*"):
+        path.unlink(missing_ok=True)  # also what a killed process was writing

@@ -57,6 +57,9 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     existing: Literal["keep", "reset"] = "keep"
     enrolled_at: str
     """RFC 3339, UTC, microseconds."""
+    tw_reuse_before: int | None = None
+    """``net.ipv4.tcp_tw_reuse`` of the namespace before the enrolment; None when it was as it
+    should be."""
     pending: bool = False
     """The enrolment, or a change of its options, has not finished: maps may hold more or less than
     the record says. Enrolling again finishes it."""

@@ -15,6 +15,7 @@ from nodenet.capture.iptables import IptablesMissing
 from nodenet.capture.options import EnrolOptions
 from nodenet.capture.records import ExcludedPort
 from nodenet.capture.session import Capture
+from nodenet.kernel import sysctl
 from nodenet.kernel.netns import NetNs
 from nodenet.lab.topology import Namespace, Topology
 
@@ -175,3 +176,22 @@ def test_a_failed_connect_leaves_no_trace_on_the_next(
         assert client.recv(1) == b"!"
     closed = [v for _, v in capture.maps["closed"].items() if any(v[:8])]
     assert closed == []  # the record of the refused connect went with the enrolment
+
+
+def test_source_ports_may_be_used_again_while_the_pod_is_captured(
+    capture: Capture, pod: Namespace
+) -> None:
+    def value() -> int | None:
+        with pod.entered():
+            return sysctl.read_int("net.ipv4.tcp_tw_reuse")
+
+    before = value()
+    assert before != 1
+    record = capture.enroll(pod.path, name="t/pod").record
+    assert value() == 1
+    capture.enroll(pod.path, name="t/pod", options=EnrolOptions(direction="in"))
+    assert value() == before
+    capture.enroll(pod.path, name="t/pod", options=EnrolOptions(dns=True))
+    assert value() == 1
+    capture.unenroll(record.netns_cookie)
+    assert value() == before
