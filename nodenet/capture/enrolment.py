@@ -275,7 +275,9 @@ class Enroller:
                 iptables.remove(ns)
                 self._enter(ns, new)  # the routes went with the rules
         elif (old.backend, new.direction) == ("ebpf", "out") and old.direction != "out":
-            if not reaping.proxied_inbound(ns, reaping.own_addresses(ns)):
+            if reaping.proxied_inbound(ns, reaping.own_addresses(ns)):
+                reaping.remember_routes(self.instance, ns, new)
+            else:
                 pod_routes.remove(ns)
 
     def _change_back(self, ns: NetNs, record: PodRecord, live: PodRecord) -> None:
@@ -326,9 +328,17 @@ class Enroller:
         if options.existing != "reset":
             return 0
         recorded = self._recorded(cookie)
+        agent = programs.read_config(self.maps)["agent_cgroup"] if self.maps is not None else None
         older = self._outside(ns, addresses, (*_CONNECTED, _SYN_SENT))
         with SockDiag(ns) as diag:
-            return sum(1 for s in older if s.cookie not in recorded and diag.destroy(s))
+            return sum(
+                1
+                for s in older
+                # the proxy's own connections go on, whenever they were made
+                if s.cookie not in recorded
+                and not (agent and s.cgroup_id == agent)
+                and diag.destroy(s)
+            )
 
     def _recorded(self, netns_cookie: int) -> set[int]:
         if self.maps is None:

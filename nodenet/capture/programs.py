@@ -196,6 +196,8 @@ def attach_pod(
 ) -> None:
     """Makes the inbound link of one pod; a pinned one of that pod that lives is kept."""
     pin = instance.links / "sk_lookup" / str(netns_cookie)
+    pin.parent.mkdir(parents=True, exist_ok=True)
+    _remove_strays(pin)
     if pin.exists():
         with open_link(pin) as link:
             if link.info().netns_ino:
@@ -253,7 +255,15 @@ def shelved(instance: Instance, name: str) -> Program:
 
 def detach_pod(instance: Instance, netns_cookie: int) -> None:
     """Removes the inbound link of one pod; nothing happens when there is none."""
-    (instance.links / "sk_lookup" / str(netns_cookie)).unlink(missing_ok=True)
+    pin = instance.links / "sk_lookup" / str(netns_cookie)
+    _remove_strays(pin)
+    pin.unlink(missing_ok=True)
+
+
+def _remove_strays(pin: Path) -> None:
+    # a process was killed between pin and rename: the link is attached a second time
+    for stray in pin.parent.glob(f"{pin.name}~*"):
+        stray.unlink(missing_ok=True)
 
 
 def pod_link_alive(instance: Instance, netns_cookie: int) -> bool | None:
@@ -266,15 +276,20 @@ def pod_link_alive(instance: Instance, netns_cookie: int) -> bool | None:
 
 
 def remove_pins(instance: Instance) -> None:
-    """Detaches everything: links first, so that nothing runs on maps that are going."""
-    for directory in (instance.links / "sk_lookup", instance.links, instance.progs, instance.maps):
-        if not directory.is_dir():
-            continue
-        for pin in sorted(directory.iterdir()):
-            if not pin.is_dir():
-                pin.unlink(missing_ok=True)
-        directory.rmdir()
-    if instance.pins.is_dir():
-        instance.pins.rmdir()
+    """Detaches everything: links first, so that nothing runs on maps that are going.
+
+    Root links before those of pods, ``cfg`` last: killed anywhere, what is left is seen to be not
+    complete, and of which version it is.
+    """
+    for directory in (instance.links, instance.links / "sk_lookup", instance.progs, instance.maps):
+        if directory.is_dir():
+            for pin in sorted(directory.iterdir(), key=lambda p: (p.name == "cfg", p.name)):
+                if not pin.is_dir():
+                    pin.unlink(missing_ok=True)
+    for directory in (
+        instance.links / "sk_lookup", instance.links, instance.progs, instance.maps, instance.pins
+    ):  # fmt: skip
+        if directory.is_dir():
+            directory.rmdir()
     for path in instance.run.glob(f"*{_bytecode_path(instance).name}*"):
         path.unlink(missing_ok=True)  # also what a killed process was writing

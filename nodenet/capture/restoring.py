@@ -6,6 +6,7 @@ or a failure in the middle of an enrolment or of an upgrade of the pins; then th
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,8 +28,9 @@ from nodenet.capture.records import (
     write_record,
 )
 from nodenet.capture.result import EnrolResult
-from nodenet.errors import NodenetError
+from nodenet.errors import NodenetError, NotFound
 from nodenet.kernel.maps import Map
+from nodenet.kernel.netns import NetNs
 from nodenet.paths import Instance
 
 
@@ -74,15 +76,27 @@ def restore(
 
 
 def is_captured(instance: Instance, maps: Mapping[str, Map], record: PodRecord) -> bool:
-    """Whether the enrolment has finished and is in force."""
+    """Whether the enrolment has finished and is in force, for the addresses the pod has now."""
     found = maps["pods"].lookup(pod_maps.netns_key(record.netns_cookie))
     if record.pending or found is None:
         return False
     if not PodFlag(int(abi.POD.unpack(found)["flags"])) & PodFlag.LIVE:
         return False
-    return record.backend == "iptables" or bool(
-        programs.pod_link_alive(instance, record.netns_cookie)
-    )
+    if record.backend == "ebpf" and not programs.pod_link_alive(instance, record.netns_cookie):
+        return False
+    return not _has_moved(record)
+
+
+def _has_moved(record: PodRecord) -> bool:
+    """Whether the pod has other addresses now: captured connects go to the first one."""
+    try:
+        with NetNs.open(record.netns) as ns:
+            if ns.cookie() != record.netns_cookie:
+                return False  # another namespace by now: reaping's business
+            found = pod_maps.PodAddresses.choose(i.interface.ip for i in ns.addresses())
+    except NotFound:
+        return False
+    return bool(found.ip4 or found.ip6) and {str(a) for a in found.owned} != set(record.ips)
 
 
 def enrol_again(
@@ -107,7 +121,8 @@ def enrol_again(
                 return Enroller(instance, maps).enroll(
                     Path(ns.path),
                     name=record.name,
-                    options=options_of(record),
+                    # what came back through the proxy already must not be ended again
+                    options=dataclasses.replace(options_of(record), existing="keep"),
                     node=record.node,
                     node_id=record.node_id,
                     uid=record.uid,

@@ -14,6 +14,7 @@ from nodenet.capture import iptables
 from nodenet.capture.iptables import IptablesMissing
 from nodenet.capture.options import EnrolOptions
 from nodenet.capture.records import ExcludedPort
+from nodenet.capture.restoring import restore
 from nodenet.capture.session import Capture
 from nodenet.kernel import sysctl
 from nodenet.kernel.netns import NetNs
@@ -195,3 +196,20 @@ def test_source_ports_may_be_used_again_while_the_pod_is_captured(
     assert value() == 1
     capture.unenroll(record.netns_cookie)
     assert value() == before
+
+
+def test_a_pod_that_moves_to_another_address_is_enrolled_again(
+    capture: Capture, pod: Namespace, stand_in: StandIn
+) -> None:
+    capture.enroll(pod.path, name="t/pod", options=EnrolOptions(dns=True))
+    stand_in(pod)
+    pod.run("ip", "addr", "add", "10.99.0.7/24", "dev", "eth0")
+    pod.run("ip", "addr", "del", "10.99.0.1/24", "dev", "eth0")
+    pod.run("ip", "addr", "add", "10.99.0.7/24", "dev", "eth0", check=False)
+    lines: list[str] = []
+    (again,) = restore(capture.instance, capture.maps, lines.append)
+    assert "10.99.0.7" in again.ips and "10.99.0.1" not in again.ips
+    assert again.dns
+    assert lines == []
+    assert attempt(pod) == "proxy"
+    assert restore(capture.instance, capture.maps, lines.append) == []
