@@ -168,15 +168,23 @@ def _attach(
         _replace_pin(pin, link)
 
 
+def _beside(pin: Path) -> Path:
+    """Where a pin's successor is until it takes the place; free, as the instance is locked."""
+    fresh = pin.with_name(f"{pin.name}~")
+    # a process was killed between pin and rename: the link is attached a second time
+    fresh.unlink(missing_ok=True)
+    return fresh
+
+
 def _shelve(pin: Path, program: Program) -> None:
-    fresh = pin.with_name(f"{pin.name}~{os.getpid()}")
+    fresh = _beside(pin)
     program.pin(fresh)
     fresh.rename(pin)
 
 
 def _replace_pin(pin: Path, link: Link) -> None:
     # a new link is pinned before the old one goes: no moment without a program
-    fresh = pin.with_name(f"{pin.name}~{os.getpid()}")
+    fresh = _beside(pin)
     link.pin(fresh)
     fresh.rename(pin)
 
@@ -197,7 +205,7 @@ def attach_pod(
     """Makes the inbound link of one pod; a pinned one of that pod that lives is kept."""
     pin = instance.links / "sk_lookup" / str(netns_cookie)
     pin.parent.mkdir(parents=True, exist_ok=True)
-    _remove_strays(pin)
+    _beside(pin)
     if pin.exists():
         with open_link(pin) as link:
             if link.info().netns_ino:
@@ -256,14 +264,8 @@ def shelved(instance: Instance, name: str) -> Program:
 def detach_pod(instance: Instance, netns_cookie: int) -> None:
     """Removes the inbound link of one pod; nothing happens when there is none."""
     pin = instance.links / "sk_lookup" / str(netns_cookie)
-    _remove_strays(pin)
+    _beside(pin)
     pin.unlink(missing_ok=True)
-
-
-def _remove_strays(pin: Path) -> None:
-    # a process was killed between pin and rename: the link is attached a second time
-    for stray in pin.parent.glob(f"{pin.name}~*"):
-        stray.unlink(missing_ok=True)
 
 
 def pod_link_alive(instance: Instance, netns_cookie: int) -> bool | None:

@@ -227,7 +227,7 @@ def test_a_link_that_a_killed_enrolment_pinned_beside_the_first_goes(
 ) -> None:
     record = enroll(capture, pod)
     pin = capture.instance.links / "sk_lookup" / str(record.netns_cookie)
-    pin.rename(pin.with_name(f"{pin.name}~1"))
+    pin.rename(pin.with_name(f"{pin.name}~"))
     capture.unenroll(record.netns_cookie)
     enroll(capture, pod)
     reap(capture)
