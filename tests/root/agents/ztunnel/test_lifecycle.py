@@ -158,7 +158,10 @@ def test_a_removed_namespace_takes_its_connections_along(world: Proxied) -> None
                 # the test's own sockets in it do not count: only processes and paths do
                 proxy.wait_for(f"namespace of pod {pod.name} is gone, 20 cut")
                 assert all(map(ends_in_reset, (*clients, *servers)))
-            wait_for(lambda: proxy.fds() == fds)
+            # a descriptor that was on its way when the first count was taken is no leak
+            slack = 2 if round_ == 0 else 0
+            wait_for(lambda most=fds + slack: proxy.fds() <= most)
+            fds = proxy.fds()
             world.unenroll(record)
     assert proxy.rss_kib() - memory < 4 * 1024
     with world.outbound() as (client, server):
