@@ -159,8 +159,12 @@ def test_a_removed_namespace_takes_its_connections_along(world: Proxied) -> None
                 proxy.wait_for(f"namespace of pod {pod.name} is gone, 20 cut")
                 assert all(map(ends_in_reset, (*clients, *servers)))
             # a descriptor that was on its way when the first count was taken is no leak
-            slack = 2 if round_ == 0 else 0
-            wait_for(lambda most=fds + slack: proxy.fds() <= most)
+            most = fds + (2 if round_ == 0 else 0)
+
+            def steady(most: int = most) -> bool:
+                return proxy.fds() <= most
+
+            wait_for(steady)
             fds = proxy.fds()
             world.unenroll(record)
     assert proxy.rss_kib() - memory < 4 * 1024
