@@ -21,7 +21,6 @@ from typing import Final
 
 from nodenet.abi import MARK_MASK, TRANSPARENT_MARK
 from nodenet.errors import NodenetError, NotPermitted
-from nodenet.kernel import sysctl
 from nodenet.kernel.netlink import NETLINK_ROUTE, Message, NetlinkSocket, Refused
 from nodenet.kernel.netns import NetNs
 from nodenet.kernel.rtnetlink import (
@@ -36,6 +35,7 @@ from nodenet.kernel.rtnetlink import (
     mark_rules,
     replace_route,
 )
+from nodenet.kernel.sysctl import Sysctls
 
 TABLE: Final = 100
 PRIORITY: Final = 32764
@@ -93,8 +93,8 @@ def install(ns: NetNs, *, fwmark_accept: bool = True) -> None:
     earlier installation set go back to 0. PodRoutesFailed, NotPermitted; `remove` undoes what was
     done before a failure.
     """
-    with ns.open_netlink(NETLINK_ROUTE) as netlink, ns.entered():
-        seen = _look(netlink, _families())
+    with ns.open_netlink(NETLINK_ROUTE) as netlink, ns.sysctls() as sysctls:
+        seen = _look(netlink, sysctls, _families(sysctls))
         wanted = _NONE
         if fwmark_accept:
             for flag, value in seen.sysctls.items():
@@ -119,18 +119,18 @@ def install(ns: NetNs, *, fwmark_accept: bool = True) -> None:
         for flag in wanted | seen.changed:
             value = 1 if flag & wanted else 0
             if seen.sysctls.get(flag) == 1 - value:
-                sysctl.write_int(_SYSCTLS[flag], value)
+                sysctls.write_int(_SYSCTLS[flag], value)
         _send(netlink, ns, stale, harmless={errno.ENOENT})
 
 
 def remove(ns: NetNs) -> None:
     """Undoes `install`; nothing happens when there is nothing of ours."""
-    with ns.open_netlink(NETLINK_ROUTE) as netlink, ns.entered():
+    with ns.open_netlink(NETLINK_ROUTE) as netlink, ns.sysctls() as sysctls:
         # both: IPv6 may have been switched off since
-        seen = _look(netlink, (AF_INET, AF_INET6))
+        seen = _look(netlink, sysctls, (AF_INET, AF_INET6))
         for flag in seen.changed:
             if seen.sysctls.get(flag) == 1:
-                sysctl.write_int(_SYSCTLS[flag], 0)
+                sysctls.write_int(_SYSCTLS[flag], 0)
         # The rule goes last, for the same reason as it comes first.
         messages = [delete_route(r) for r in seen.routes if _is_ours(r.protocol)]
         messages += [delete_rule(r) for r in seen.rules if _is_ours(r.protocol)]
@@ -139,8 +139,8 @@ def remove(ns: NetNs) -> None:
 
 def check(ns: NetNs, *, fwmark_accept: bool = True) -> list[str]:
     """What is not as `install` leaves it, one sentence each; empty when all is well."""
-    with ns.open_netlink(NETLINK_ROUTE) as netlink, ns.entered():
-        seen = _look(netlink, _families())
+    with ns.open_netlink(NETLINK_ROUTE) as netlink, ns.sysctls() as sysctls:
+        seen = _look(netlink, sysctls, _families(sysctls))
     problems: list[str] = []
     for family in seen.families:
         version = 4 if family == AF_INET else 6
@@ -157,13 +157,12 @@ def check(ns: NetNs, *, fwmark_accept: bool = True) -> list[str]:
     return problems
 
 
-def _families() -> tuple[int, ...]:
+def _families(sysctls: Sysctls) -> tuple[int, ...]:
     """IPv6 only where lo has it: elsewhere a route to lo is refused."""
-    return (AF_INET, AF_INET6) if sysctl.ipv6_on_loopback() else (AF_INET,)
+    return (AF_INET, AF_INET6) if sysctls.ipv6_on_loopback() else (AF_INET,)
 
 
-def _look(netlink: NetlinkSocket, families: tuple[int, ...]) -> _Seen:
-    """Must be called inside the namespace: sysctls are read of the calling thread's one."""
+def _look(netlink: NetlinkSocket, sysctls: Sysctls, families: tuple[int, ...]) -> _Seen:
     netlink.strict()
     rules: list[MarkRule] = []
     routes: list[LocalRoute] = []
@@ -173,7 +172,7 @@ def _look(netlink: NetlinkSocket, families: tuple[int, ...]) -> _Seen:
     values = {
         flag: value
         for flag, name in _SYSCTLS.items()
-        if (value := sysctl.read_int(name)) is not None
+        if (value := sysctls.read_int(name)) is not None
     }
     if AF_INET6 not in families:
         values.pop(_Changed.REFLECT6, None)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Final
 
 from nodenet.capture.records import PodRecord
-from nodenet.kernel import sysctl
 from nodenet.kernel.netns import NetNs
 
 _NAME: Final = "net.ipv4.tcp_tw_reuse"
@@ -30,21 +29,21 @@ def value_before(ns: NetNs, old: PodRecord | None, *, needed: bool) -> int | Non
         return None
     if old is not None and old.tw_reuse_before is not None:
         return old.tw_reuse_before
-    with ns.entered():
-        found = sysctl.read_int(_NAME)
+    with ns.sysctls() as sysctls:
+        found = sysctls.read_int(_NAME)
     return None if found in (None, _ALLOWED) else found
 
 
 def allow(ns: NetNs, record: PodRecord) -> None:
     """Sets it, where the record says that it was otherwise."""
     if record.tw_reuse_before is not None and wanted(record):
-        with ns.entered():
-            sysctl.write_int(_NAME, _ALLOWED)
+        with ns.sysctls() as sysctls:
+            sysctls.write_int(_NAME, _ALLOWED)
 
 
 def put_back(ns: NetNs, record: PodRecord) -> None:
     """Puts the value of before back, unless somebody has changed it since."""
     if record.tw_reuse_before is not None:
-        with ns.entered():
-            if sysctl.read_int(_NAME) == _ALLOWED:
-                sysctl.write_int(_NAME, record.tw_reuse_before)
+        with ns.sysctls() as sysctls:
+            if sysctls.read_int(_NAME) == _ALLOWED:
+                sysctls.write_int(_NAME, record.tw_reuse_before)

@@ -27,6 +27,7 @@ from nodenet.kernel import libc
 from nodenet.kernel.errors import KernelError
 from nodenet.kernel.netlink import NETLINK_ROUTE, NetlinkSocket
 from nodenet.kernel.rtnetlink import InterfaceAddress, addresses
+from nodenet.kernel.sysctl import Sysctls
 
 T = TypeVar("T")
 
@@ -96,13 +97,14 @@ class NetNs:
     object.
     """
 
-    __slots__ = ("_cookie", "fd", "inode", "path")
+    __slots__ = ("_cookie", "_sysctls", "fd", "inode", "path")
 
     def __init__(self, fd: int, path: str) -> None:
         """Takes the descriptor over. NotANetNs when it is something else (and it is closed)."""
         self.fd = fd
         self.path = path
         self._cookie: int | None = None
+        self._sysctls: Sysctls | None = None
         try:
             if fcntl.ioctl(fd, _NS_GET_NSTYPE) != libc.CLONE_NEWNET:
                 raise NotANetNs(path, "another kind of namespace")
@@ -151,6 +153,9 @@ class NetNs:
 
     def close(self) -> None:
         """Closes the descriptor; a second time does nothing."""
+        if self._sysctls is not None:
+            self._sysctls.close()
+            self._sysctls = None
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -186,6 +191,14 @@ class NetNs:
                     raise NotSupported("SO_NETNS_COOKIE", "Linux 5.14") from error
             self._cookie = int(_COOKIE.unpack(raw)[0])
         return self._cookie
+
+    @contextlib.contextmanager
+    def sysctls(self) -> Iterator[Sysctls]:
+        """The namespace's settings below ``net``; the calling thread is inside for the block."""
+        with self.entered():
+            if self._sysctls is None:
+                self._sysctls = Sysctls()
+            yield self._sysctls
 
     def is_host(self) -> bool:
         """Whether this is the host's own namespace, which is never captured."""

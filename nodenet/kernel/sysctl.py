@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from nodenet.errors import NotPermitted
 from nodenet.kernel.errors import KernelError
@@ -27,38 +27,86 @@ def path_of(name: str) -> Path:
     return ROOT.joinpath(*name.split("."))
 
 
-def read_int(name: str) -> int | None:
-    """The number, or None when this kernel or namespace has no such setting."""
-    path = path_of(name)
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+class Sysctls:
+    """The ``net.…`` settings of the namespace the calling thread is in. Close it.
+
+    It keeps the namespace's ``net/ipv4`` and ``net/ipv6`` open. On the way there the kernel
+    compares those of every namespace that anybody has looked at: with a thousand pods 0.2 to 1 ms
+    each time.
+    Usable only inside that namespace: from elsewhere the kernel finds nothing in them.
+    """
+
+    def __init__(self) -> None:
+        self._directories: dict[str, int] = {}
+
+    def close(self) -> None:
+        """Closes the directories; a second time does nothing."""
+        while self._directories:
+            os.close(self._directories.popitem()[1])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read_int(self, name: str) -> int | None:
+        """The number, or None when this kernel or namespace has no such setting."""
         try:
-            return int(os.read(fd, 64))
-        finally:
-            os.close(fd)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise SysctlFailed(f"cannot read sysctl {name}: {path}: {error.strerror}") from error
+            fd = self._open(name, os.O_RDONLY)
+            try:
+                return int(os.read(fd, 64))
+            finally:
+                os.close(fd)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            where = path_of(name)
+            raise SysctlFailed(f"cannot read sysctl {name}: {where}: {error.strerror}") from error
+
+    def write_int(self, name: str, value: int) -> None:
+        """Sets it. NotPermitted when /proc/sys is read-only, SysctlFailed otherwise."""
+        try:
+            fd = self._open(name, os.O_WRONLY)
+            try:
+                os.write(fd, b"%d" % value)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            text = f"cannot set sysctl {name} to {value}: {path_of(name)}: {error.strerror}"
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                hint = "needs CAP_NET_ADMIN and a writable /proc/sys"
+                raise NotPermitted(text, hint=hint) from error
+            raise SysctlFailed(text) from error
+
+    def ipv6_on_loopback(self) -> bool:
+        """Whether the namespace has IPv6 and its loopback uses it."""
+        return self.read_int("net.ipv6.conf.lo.disable_ipv6") == 0
+
+    def _open(self, name: str, flags: int) -> int:
+        root, family, rest = name.split(".", 2)
+        if root != "net":
+            raise SysctlFailed(f"sysctl {name}: not of a network namespace")
+        directory = self._directories.get(family)
+        if directory is None:
+            directory = os.open(ROOT / root / family, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._directories[family] = directory
+        return os.open(rest.replace(".", "/"), flags | os.O_CLOEXEC, dir_fd=directory)
+
+
+def read_int(name: str) -> int | None:
+    """As `Sysctls.read_int`, of the namespace the calling thread is in."""
+    with Sysctls() as sysctls:
+        return sysctls.read_int(name)
 
 
 def write_int(name: str, value: int) -> None:
-    """Sets it. NotPermitted when /proc/sys is read-only, SysctlFailed otherwise."""
-    path = path_of(name)
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(fd, b"%d" % value)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        text = f"cannot set sysctl {name} to {value}: {path}: {error.strerror}"
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            hint = "needs CAP_NET_ADMIN and a writable /proc/sys"
-            raise NotPermitted(text, hint=hint) from error
-        raise SysctlFailed(text) from error
+    """As `Sysctls.write_int`, of the namespace the calling thread is in."""
+    with Sysctls() as sysctls:
+        sysctls.write_int(name, value)
 
 
 def ipv6_on_loopback() -> bool:
-    """Whether the namespace has IPv6 and its loopback uses it."""
-    return read_int("net.ipv6.conf.lo.disable_ipv6") == 0
+    """As `Sysctls.ipv6_on_loopback`, of the namespace the calling thread is in."""
+    with Sysctls() as sysctls:
+        return sysctls.ipv6_on_loopback()

@@ -56,6 +56,17 @@ def test_a_new_namespace_is_what_ip_netns_shows(name: str, ns: NetNs) -> None:
         netns.create(name)
 
 
+def test_its_settings_are_its_own(ns: NetNs) -> None:
+    setting = "net.ipv4.ip_default_ttl"
+    before = sysctl.read_int(setting)
+    with ns.sysctls() as sysctls:
+        sysctls.write_int(setting, 77)
+    with ns.sysctls() as sysctls:
+        assert sysctls.read_int(setting) == 77
+    assert run_in(ns, lambda: sysctl.read_int(setting)) == 77
+    assert sysctl.read_int(setting) == before
+
+
 def test_ip_netns_and_ours_remove_each_others(name: str) -> None:
     netns.create(name).close()
     subprocess.run(["ip", "netns", "delete", name], check=True)

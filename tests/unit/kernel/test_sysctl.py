@@ -26,5 +26,11 @@ def test_what_cannot_be_read_is_named() -> None:
 
 
 def test_writing_where_nothing_may_be_written() -> None:
-    with pytest.raises((sysctl.SysctlFailed, NotPermitted), match="cannot set sysctl kernel.ostyp"):
-        sysctl.write_int("kernel.ostype", 1)
+    name = "net.ipv4.tcp_available_congestion_control"
+    with pytest.raises((sysctl.SysctlFailed, NotPermitted), match=f"cannot set sysctl {name}"):
+        sysctl.write_int(name, 1)
+
+
+def test_settings_of_the_whole_kernel_are_none_of_a_namespace() -> None:
+    with pytest.raises(sysctl.SysctlFailed, match="not of a network namespace"):
+        sysctl.read_int("kernel.random.poolsize")
