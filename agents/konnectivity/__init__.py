@@ -1,0 +1,1 @@
+"""The konnectivity daemons: server and agent."""

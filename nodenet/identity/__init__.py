@@ -1,0 +1,1 @@
+"""SPIFFE identities, keys and certificates, and the TLS settings made from them."""

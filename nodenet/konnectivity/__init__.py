@@ -1,0 +1,1 @@
+"""Reverse tunnels, wire-compatible with the Kubernetes apiserver-network-proxy."""

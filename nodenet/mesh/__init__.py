@@ -1,0 +1,1 @@
+"""The ambient mesh model: workloads, services, policies, and what is decided from them. Pure."""
