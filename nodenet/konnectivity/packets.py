@@ -1,0 +1,269 @@
+"""Packets as bytes and as values, and DATA without decoding.
+
+A packet is one gRPC message on `PROXY_METHOD` or `AGENT_METHOD`. Control packets are small and
+rare: they are decoded by the protobuf library. DATA is neither: `data_span` reads only the bytes
+before the payload and says where the payload is, so that a hop forwards the message as it came.
+
+Receivers look at the type alone. A packet with another payload than its type promises reads as that
+type with zero values, and an unknown type is an `UnknownPacket`, as everywhere in protobuf.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from nodenet.konnectivity.errors import MalformedPacket
+from nodenet.konnectivity.proto import packet_pb2 as pb
+
+#: gRPC paths. Upstream's files declare no package, so neither has a prefix.
+PROXY_METHOD: Final = "/ProxyService/Proxy"
+AGENT_METHOD: Final = "/AgentService/Connect"
+
+#: gRPC refuses to receive more than 4 MiB by default, and a Go peer keeps that: what we send stays
+#: below it, with room for the packet's own fields.
+MAX_PAYLOAD_BYTES: Final = (4 << 20) - 64
+
+_DATA_START: Final = b"\x08\x04\x22"  # type = DATA, then the field of the payload
+_MASK64: Final = (1 << 64) - 1
+
+
+class PacketType(IntEnum):
+    """Packet.type; the names are the values of the metrics' ``packet_type``."""
+
+    DIAL_REQ = 0
+    DIAL_RSP = 1
+    CLOSE_REQ = 2
+    CLOSE_RSP = 3
+    DATA = 4
+    DIAL_CLS = 5
+    DRAIN = 6
+
+
+class DialRequest(msgspec.Struct, frozen=True, gc=False):
+    """Open a connection. ``random`` is the dial id that the answer carries."""
+
+    protocol: str
+    address: str
+    random: int
+
+
+class DialResponse(msgspec.Struct, frozen=True, gc=False):
+    """The answer to a dial: an empty ``error`` means connected as ``connect_id``."""
+
+    error: str
+    connect_id: int
+    random: int
+
+
+class CloseRequest(msgspec.Struct, frozen=True, gc=False):
+    """Close the connection."""
+
+    connect_id: int
+
+
+class CloseResponse(msgspec.Struct, frozen=True, gc=False):
+    """The connection is closed; ``error`` is usually empty."""
+
+    error: str
+    connect_id: int
+
+
+class CloseDial(msgspec.Struct, frozen=True, gc=False):
+    """The dial is no longer wanted, or no longer possible."""
+
+    random: int
+
+
+class Drain(msgspec.Struct, frozen=True, gc=False):
+    """The agent is about to go: no new dials for it."""
+
+
+class Data(msgspec.Struct, frozen=True, gc=False):
+    """Bytes of a connection."""
+
+    connect_id: int
+    payload: bytes
+
+
+class UnknownPacket(msgspec.Struct, frozen=True, gc=False):
+    """A type that this version does not know; to be ignored."""
+
+    type: int
+
+
+Packet = (
+    DialRequest
+    | DialResponse
+    | CloseRequest
+    | CloseResponse
+    | CloseDial
+    | Drain
+    | Data
+    | UnknownPacket
+)
+
+
+class DataSpan(msgspec.Struct, frozen=True, gc=False):
+    """Where the payload of a DATA message is: ``message[start:end]``."""
+
+    connect_id: int
+    start: int
+    end: int
+
+
+def data_span(message: bytes) -> DataSpan | None:
+    """The connection id and the payload's place of a DATA message, without copying a byte.
+
+    None for everything that is not DATA as every known encoder writes it (type, then the one
+    payload field to the end of the message; inside it the id, then the bytes to its end). Such a
+    message is for `pull_packet`, which accepts all that protobuf does.
+    """
+    if message[:3] != _DATA_START:
+        return None
+    try:
+        at = 3
+        length = message[at]
+        at += 1
+        if length >= 0x80:
+            length, at = _more(message, at, length)
+        if at + length != len(message) or not length:
+            return None
+        connect_id = 0
+        if message[at] == 0x08:
+            connect_id = message[at + 1]
+            at += 2
+            if connect_id >= 0x80:
+                connect_id, at = _more(message, at, connect_id)
+                if connect_id > 0x7FFF_FFFF_FFFF_FFFF:
+                    return None  # negative: nobody's id
+        if at == len(message):
+            return DataSpan(connect_id, at, at)
+        if message[at] != 0x1A:
+            return None
+        length = message[at + 1]
+        at += 2
+        if length >= 0x80:
+            length, at = _more(message, at, length)
+    except IndexError:
+        return None
+    return DataSpan(connect_id, at, at + length) if at + length == len(message) else None
+
+
+def _more(message: bytes, at: int, value: int) -> tuple[int, int]:
+    """The rest of a varint whose first byte was ``value``, and where it ends. IndexError."""
+    value &= 0x7F
+    shift = 7
+    while True:
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise IndexError
+
+
+def varint(value: int) -> bytes:
+    """``value`` as protobuf's base-128 varint; negative values take ten bytes."""
+    value &= _MASK64
+    if value < 0x80:
+        return bytes((value,))
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def data_prefix(connect_id: int, size: int) -> bytes:
+    """The bytes before a payload of ``size`` bytes: prefix + payload is the DATA message."""
+    if size:
+        inner = b"\x08" + varint(connect_id) + b"\x1a" + varint(size)
+    else:
+        inner = b"\x08" + varint(connect_id)
+    return _DATA_START + varint(len(inner) + size) + inner
+
+
+def push_data(connect_id: int, payload: bytes | bytearray | memoryview) -> bytes:
+    """A DATA message. Raises ValueError over `MAX_PAYLOAD_BYTES`: the caller splits."""
+    size = len(payload)
+    if size > MAX_PAYLOAD_BYTES:
+        raise ValueError(f"payload of {size} bytes is over {MAX_PAYLOAD_BYTES}")
+    return b"".join((data_prefix(connect_id, size), payload))
+
+
+def packet_type(message: bytes) -> int:
+    """The type of a message as every known encoder writes it, -1 when it needs `pull_packet`.
+
+    A guess for metrics, good for messages that were made here.
+    """
+    if message[:1] == b"\x08" and len(message) > 1 and message[1] < 0x80:
+        return message[1]
+    return 0 if message[:1] in (b"", b"\x12") else -1
+
+
+def pull_packet(message: bytes) -> Packet:
+    """Decodes one message. MalformedPacket when it is not one."""
+    try:
+        packet = pb.Packet.FromString(message)
+    except DecodeError as error:
+        raise MalformedPacket(len(message), str(error) or "not protobuf") from error
+    kind: int = packet.type
+    # a payload that is not there reads as its zero values
+    if kind == PacketType.DATA:
+        return Data(packet.data.connectID, packet.data.data)
+    if kind == PacketType.DIAL_RSP:
+        rsp = packet.dialResponse
+        return DialResponse(rsp.error, rsp.connectID, rsp.random)
+    if kind == PacketType.CLOSE_REQ:
+        return CloseRequest(packet.closeRequest.connectID)
+    if kind == PacketType.CLOSE_RSP:
+        return CloseResponse(packet.closeResponse.error, packet.closeResponse.connectID)
+    if kind == PacketType.DIAL_REQ:
+        req = packet.dialRequest
+        return DialRequest(req.protocol, req.address, req.random)
+    if kind == PacketType.DIAL_CLS:
+        return CloseDial(packet.closeDial.random)
+    if kind == PacketType.DRAIN:
+        return Drain()
+    return UnknownPacket(kind)
+
+
+def push_packet(packet: Packet) -> bytes:
+    """Encodes one packet. An `UnknownPacket` is encoded as its bare type."""
+    match packet:
+        case Data(connect_id, payload):
+            return push_data(connect_id, payload)
+        case DialResponse(error, connect_id, random):
+            message = pb.Packet(
+                type=pb.DIAL_RSP,
+                dialResponse=pb.DialResponse(error=error, connectID=connect_id, random=random),
+            )
+        case CloseRequest(connect_id):
+            message = pb.Packet(
+                type=pb.CLOSE_REQ, closeRequest=pb.CloseRequest(connectID=connect_id)
+            )
+        case CloseResponse(error, connect_id):
+            message = pb.Packet(
+                type=pb.CLOSE_RSP,
+                closeResponse=pb.CloseResponse(error=error, connectID=connect_id),
+            )
+        case DialRequest(protocol, address, random):
+            message = pb.Packet(
+                type=pb.DIAL_REQ,
+                dialRequest=pb.DialRequest(protocol=protocol, address=address, random=random),
+            )
+        case CloseDial(random):
+            message = pb.Packet(type=pb.DIAL_CLS, closeDial=pb.CloseDial(random=random))
+        case Drain():
+            message = pb.Packet(type=pb.DRAIN, drain=pb.Drain())
+        case UnknownPacket(kind):
+            message = pb.Packet()
+            message.type = kind  # type: ignore[assignment]  # an open enum, by proto3
+    return message.SerializeToString()
