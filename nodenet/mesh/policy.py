@@ -51,7 +51,12 @@ class PolicyRefused(NodenetError):
 
 
 class InvalidPart(ValueError):
-    """A part of a policy that means nothing; whoever reads the policy adds the place."""
+    """A part of a policy that means nothing. ``path`` is known to those who read whole objects."""
+
+    def __init__(self, reason: str, path: Path = ()) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.path = path
 
 
 class Scope(Enum):
@@ -222,6 +227,18 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def key(self) -> str:
         """``ns/name``, what workloads and removals call it."""
         return f"{self.namespace}/{self.name}"
+
+
+def check_naming(name: str, namespace: str, scope: Scope) -> None:
+    """InvalidPart when a policy so named could be taken for another one.
+
+    Policies of a namespace are found by it, and the empty one stands for the whole mesh: a policy
+    of scope NAMESPACE without a namespace would silently be one for everybody.
+    """
+    if not name:
+        raise InvalidPart("is empty", ("name",))
+    if not namespace and scope is Scope.NAMESPACE:
+        raise InvalidPart("is empty, but the scope is one namespace", ("namespace",))
 
 
 def checked_port(number: int) -> int:
