@@ -21,6 +21,14 @@ MNT_DETACH: Final = 2
 CGROUP2_MAGIC: Final = 0x63677270
 CGROUP1_MAGIC: Final = 0x27E0EB
 
+#: The mount API of Linux 5.2 (linux/mount.h); these system calls have one number everywhere.
+_FSOPEN: Final = 430
+_FSCONFIG: Final = 431
+_FSMOUNT: Final = 432
+_FSOPEN_CLOEXEC: Final = 1
+_FSCONFIG_CMD_CREATE: Final = 6
+_FSMOUNT_CLOEXEC: Final = 1
+
 #: File handle type of kernfs, whose 8 bytes are the inode number (include/linux/exportfs.h).
 FILEID_KERNFS: Final = 0xFE
 
@@ -42,6 +50,8 @@ _mount.argtypes = (
 )
 _umount2 = _libc.umount2
 _umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
 _statfs = _libc.statfs
 _statfs.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
 _open_by_handle_at = _libc.open_by_handle_at
@@ -73,6 +83,20 @@ def mount(source: str, target: str, fstype: str, flags: int) -> None:
 def umount(target: str, flags: int = 0) -> None:
     """umount2(2)."""
     _check(_umount2(os.fsencode(target), flags), target)
+
+
+def mount_unseen(fstype: str) -> int:
+    """A new instance of a file system that no path leads to, gone when its descriptor is closed.
+
+    The descriptor is of its root directory (O_PATH), for the ``dir_fd`` of other calls. Needs
+    CAP_SYS_ADMIN; OSError with ENOSYS before Linux 5.2.
+    """
+    context = _check(_syscall(_FSOPEN, fstype.encode(), _FSOPEN_CLOEXEC))
+    try:
+        _check(_syscall(_FSCONFIG, context, _FSCONFIG_CMD_CREATE, None, None, 0))
+        return _check(_syscall(_FSMOUNT, context, _FSMOUNT_CLOEXEC, 0))
+    finally:
+        os.close(context)
 
 
 def fs_magic(path: str) -> int:
