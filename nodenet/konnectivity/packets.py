@@ -41,6 +41,8 @@ class PacketType(IntEnum):
     DATA = 4
     DIAL_CLS = 5
     DRAIN = 6
+    HALF_CLOSE = 100
+    WINDOW = 101
 
 
 class DialRequest(msgspec.Struct, frozen=True, gc=False):
@@ -89,6 +91,19 @@ class Data(msgspec.Struct, frozen=True, gc=False):
     payload: bytes
 
 
+class HalfClose(msgspec.Struct, frozen=True, gc=False):
+    """No more DATA of this connection in this direction (extension ``half-close``)."""
+
+    connect_id: int
+
+
+class Window(msgspec.Struct, frozen=True, gc=False):
+    """The sender of DATA may send ``increment`` bytes more (extension ``window``)."""
+
+    connect_id: int
+    increment: int
+
+
 class UnknownPacket(msgspec.Struct, frozen=True, gc=False):
     """A type that this version does not know; to be ignored."""
 
@@ -103,6 +118,8 @@ Packet = (
     | CloseDial
     | Drain
     | Data
+    | HalfClose
+    | Window
     | UnknownPacket
 )
 
@@ -232,6 +249,10 @@ def pull_packet(message: bytes) -> Packet:
         return CloseDial(packet.closeDial.random)
     if kind == PacketType.DRAIN:
         return Drain()
+    if kind == PacketType.WINDOW:
+        return Window(packet.window.connectID, packet.window.increment)
+    if kind == PacketType.HALF_CLOSE:
+        return HalfClose(packet.halfClose.connectID)
     return UnknownPacket(kind)
 
 
@@ -263,6 +284,12 @@ def push_packet(packet: Packet) -> bytes:
             message = pb.Packet(type=pb.DIAL_CLS, closeDial=pb.CloseDial(random=random))
         case Drain():
             message = pb.Packet(type=pb.DRAIN, drain=pb.Drain())
+        case Window(connect_id, increment):
+            message = pb.Packet(
+                type=pb.WINDOW, window=pb.Window(connectID=connect_id, increment=increment)
+            )
+        case HalfClose(connect_id):
+            message = pb.Packet(type=pb.HALF_CLOSE, halfClose=pb.HalfClose(connectID=connect_id))
         case UnknownPacket(kind):
             message = pb.Packet()
             message.type = kind  # type: ignore[assignment]  # an open enum, by proto3

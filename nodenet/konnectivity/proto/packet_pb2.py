@@ -24,29 +24,33 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'nodenet/konnectivity/proto/packet.proto\x12\x14nodenet.konnectivity\"\xc3\x03\n\x06Packet\x12.\n\x04type\x18\x01 \x01(\x0e\x32 .nodenet.konnectivity.PacketType\x12\x38\n\x0b\x64ialRequest\x18\x02 \x01(\x0b\x32!.nodenet.konnectivity.DialRequestH\x00\x12:\n\x0c\x64ialResponse\x18\x03 \x01(\x0b\x32\".nodenet.konnectivity.DialResponseH\x00\x12*\n\x04\x64\x61ta\x18\x04 \x01(\x0b\x32\x1a.nodenet.konnectivity.DataH\x00\x12:\n\x0c\x63loseRequest\x18\x05 \x01(\x0b\x32\".nodenet.konnectivity.CloseRequestH\x00\x12<\n\rcloseResponse\x18\x06 \x01(\x0b\x32#.nodenet.konnectivity.CloseResponseH\x00\x12\x34\n\tcloseDial\x18\x07 \x01(\x0b\x32\x1f.nodenet.konnectivity.CloseDialH\x00\x12,\n\x05\x64rain\x18\x08 \x01(\x0b\x32\x1b.nodenet.konnectivity.DrainH\x00\x42\t\n\x07payload\"@\n\x0b\x44ialRequest\x12\x10\n\x08protocol\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06random\x18\x03 \x01(\x03\"@\n\x0c\x44ialResponse\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x11\n\tconnectID\x18\x02 \x01(\x03\x12\x0e\n\x06random\x18\x03 \x01(\x03\"!\n\x0c\x43loseRequest\x12\x11\n\tconnectID\x18\x01 \x01(\x03\"1\n\rCloseResponse\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x11\n\tconnectID\x18\x02 \x01(\x03\"\x1b\n\tCloseDial\x12\x0e\n\x06random\x18\x01 \x01(\x03\"\x07\n\x05\x44rain\"6\n\x04\x44\x61ta\x12\x11\n\tconnectID\x18\x01 \x01(\x03\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c*i\n\nPacketType\x12\x0c\n\x08\x44IAL_REQ\x10\x00\x12\x0c\n\x08\x44IAL_RSP\x10\x01\x12\r\n\tCLOSE_REQ\x10\x02\x12\r\n\tCLOSE_RSP\x10\x03\x12\x08\n\x04\x44\x41TA\x10\x04\x12\x0c\n\x08\x44IAL_CLS\x10\x05\x12\t\n\x05\x44RAIN\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'nodenet/konnectivity/proto/packet.proto\x12\x14nodenet.konnectivity\"\xa9\x04\n\x06Packet\x12.\n\x04type\x18\x01 \x01(\x0e\x32 .nodenet.konnectivity.PacketType\x12\x38\n\x0b\x64ialRequest\x18\x02 \x01(\x0b\x32!.nodenet.konnectivity.DialRequestH\x00\x12:\n\x0c\x64ialResponse\x18\x03 \x01(\x0b\x32\".nodenet.konnectivity.DialResponseH\x00\x12*\n\x04\x64\x61ta\x18\x04 \x01(\x0b\x32\x1a.nodenet.konnectivity.DataH\x00\x12:\n\x0c\x63loseRequest\x18\x05 \x01(\x0b\x32\".nodenet.konnectivity.CloseRequestH\x00\x12<\n\rcloseResponse\x18\x06 \x01(\x0b\x32#.nodenet.konnectivity.CloseResponseH\x00\x12\x34\n\tcloseDial\x18\x07 \x01(\x0b\x32\x1f.nodenet.konnectivity.CloseDialH\x00\x12,\n\x05\x64rain\x18\x08 \x01(\x0b\x32\x1b.nodenet.konnectivity.DrainH\x00\x12\x34\n\thalfClose\x18\x64 \x01(\x0b\x32\x1f.nodenet.konnectivity.HalfCloseH\x00\x12.\n\x06window\x18\x65 \x01(\x0b\x32\x1c.nodenet.konnectivity.WindowH\x00\x42\t\n\x07payload\"@\n\x0b\x44ialRequest\x12\x10\n\x08protocol\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06random\x18\x03 \x01(\x03\"@\n\x0c\x44ialResponse\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x11\n\tconnectID\x18\x02 \x01(\x03\x12\x0e\n\x06random\x18\x03 \x01(\x03\"!\n\x0c\x43loseRequest\x12\x11\n\tconnectID\x18\x01 \x01(\x03\"1\n\rCloseResponse\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x11\n\tconnectID\x18\x02 \x01(\x03\"\x1b\n\tCloseDial\x12\x0e\n\x06random\x18\x01 \x01(\x03\"\x07\n\x05\x44rain\"6\n\x04\x44\x61ta\x12\x11\n\tconnectID\x18\x01 \x01(\x03\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x1e\n\tHalfClose\x12\x11\n\tconnectID\x18\x01 \x01(\x03\".\n\x06Window\x12\x11\n\tconnectID\x18\x01 \x01(\x03\x12\x11\n\tincrement\x18\x02 \x01(\x03*\x85\x01\n\nPacketType\x12\x0c\n\x08\x44IAL_REQ\x10\x00\x12\x0c\n\x08\x44IAL_RSP\x10\x01\x12\r\n\tCLOSE_REQ\x10\x02\x12\r\n\tCLOSE_RSP\x10\x03\x12\x08\n\x04\x44\x41TA\x10\x04\x12\x0c\n\x08\x44IAL_CLS\x10\x05\x12\t\n\x05\x44RAIN\x10\x06\x12\x0e\n\nHALF_CLOSE\x10\x64\x12\n\n\x06WINDOW\x10\x65\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'nodenet.konnectivity.proto.packet_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PACKETTYPE']._serialized_start=831
-  _globals['_PACKETTYPE']._serialized_end=936
+  _globals['_PACKETTYPE']._serialized_start=1014
+  _globals['_PACKETTYPE']._serialized_end=1147
   _globals['_PACKET']._serialized_start=66
-  _globals['_PACKET']._serialized_end=517
-  _globals['_DIALREQUEST']._serialized_start=519
-  _globals['_DIALREQUEST']._serialized_end=583
-  _globals['_DIALRESPONSE']._serialized_start=585
-  _globals['_DIALRESPONSE']._serialized_end=649
-  _globals['_CLOSEREQUEST']._serialized_start=651
-  _globals['_CLOSEREQUEST']._serialized_end=684
-  _globals['_CLOSERESPONSE']._serialized_start=686
-  _globals['_CLOSERESPONSE']._serialized_end=735
-  _globals['_CLOSEDIAL']._serialized_start=737
-  _globals['_CLOSEDIAL']._serialized_end=764
-  _globals['_DRAIN']._serialized_start=766
-  _globals['_DRAIN']._serialized_end=773
-  _globals['_DATA']._serialized_start=775
-  _globals['_DATA']._serialized_end=829
+  _globals['_PACKET']._serialized_end=619
+  _globals['_DIALREQUEST']._serialized_start=621
+  _globals['_DIALREQUEST']._serialized_end=685
+  _globals['_DIALRESPONSE']._serialized_start=687
+  _globals['_DIALRESPONSE']._serialized_end=751
+  _globals['_CLOSEREQUEST']._serialized_start=753
+  _globals['_CLOSEREQUEST']._serialized_end=786
+  _globals['_CLOSERESPONSE']._serialized_start=788
+  _globals['_CLOSERESPONSE']._serialized_end=837
+  _globals['_CLOSEDIAL']._serialized_start=839
+  _globals['_CLOSEDIAL']._serialized_end=866
+  _globals['_DRAIN']._serialized_start=868
+  _globals['_DRAIN']._serialized_end=875
+  _globals['_DATA']._serialized_start=877
+  _globals['_DATA']._serialized_end=931
+  _globals['_HALFCLOSE']._serialized_start=933
+  _globals['_HALFCLOSE']._serialized_end=963
+  _globals['_WINDOW']._serialized_start=965
+  _globals['_WINDOW']._serialized_end=1011
 # @@protoc_insertion_point(module_scope)

@@ -15,6 +15,8 @@ class PacketType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DATA: _ClassVar[PacketType]
     DIAL_CLS: _ClassVar[PacketType]
     DRAIN: _ClassVar[PacketType]
+    HALF_CLOSE: _ClassVar[PacketType]
+    WINDOW: _ClassVar[PacketType]
 DIAL_REQ: PacketType
 DIAL_RSP: PacketType
 CLOSE_REQ: PacketType
@@ -22,9 +24,11 @@ CLOSE_RSP: PacketType
 DATA: PacketType
 DIAL_CLS: PacketType
 DRAIN: PacketType
+HALF_CLOSE: PacketType
+WINDOW: PacketType
 
 class Packet(_message.Message):
-    __slots__ = ("type", "dialRequest", "dialResponse", "data", "closeRequest", "closeResponse", "closeDial", "drain")
+    __slots__ = ("type", "dialRequest", "dialResponse", "data", "closeRequest", "closeResponse", "closeDial", "drain", "halfClose", "window")
     TYPE_FIELD_NUMBER: _ClassVar[int]
     DIALREQUEST_FIELD_NUMBER: _ClassVar[int]
     DIALRESPONSE_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +37,8 @@ class Packet(_message.Message):
     CLOSERESPONSE_FIELD_NUMBER: _ClassVar[int]
     CLOSEDIAL_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    HALFCLOSE_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
     type: PacketType
     dialRequest: DialRequest
     dialResponse: DialResponse
@@ -41,7 +47,9 @@ class Packet(_message.Message):
     closeResponse: CloseResponse
     closeDial: CloseDial
     drain: Drain
-    def __init__(self, type: _Optional[_Union[PacketType, str]] = ..., dialRequest: _Optional[_Union[DialRequest, _Mapping]] = ..., dialResponse: _Optional[_Union[DialResponse, _Mapping]] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., closeRequest: _Optional[_Union[CloseRequest, _Mapping]] = ..., closeResponse: _Optional[_Union[CloseResponse, _Mapping]] = ..., closeDial: _Optional[_Union[CloseDial, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+    halfClose: HalfClose
+    window: Window
+    def __init__(self, type: _Optional[_Union[PacketType, str]] = ..., dialRequest: _Optional[_Union[DialRequest, _Mapping]] = ..., dialResponse: _Optional[_Union[DialResponse, _Mapping]] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., closeRequest: _Optional[_Union[CloseRequest, _Mapping]] = ..., closeResponse: _Optional[_Union[CloseResponse, _Mapping]] = ..., closeDial: _Optional[_Union[CloseDial, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., halfClose: _Optional[_Union[HalfClose, _Mapping]] = ..., window: _Optional[_Union[Window, _Mapping]] = ...) -> None: ...
 
 class DialRequest(_message.Message):
     __slots__ = ("protocol", "address", "random")
@@ -96,3 +104,17 @@ class Data(_message.Message):
     error: str
     data: bytes
     def __init__(self, connectID: _Optional[int] = ..., error: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class HalfClose(_message.Message):
+    __slots__ = ("connectID",)
+    CONNECTID_FIELD_NUMBER: _ClassVar[int]
+    connectID: int
+    def __init__(self, connectID: _Optional[int] = ...) -> None: ...
+
+class Window(_message.Message):
+    __slots__ = ("connectID", "increment")
+    CONNECTID_FIELD_NUMBER: _ClassVar[int]
+    INCREMENT_FIELD_NUMBER: _ClassVar[int]
+    connectID: int
+    increment: int
+    def __init__(self, connectID: _Optional[int] = ..., increment: _Optional[int] = ...) -> None: ...

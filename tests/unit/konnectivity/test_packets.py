@@ -18,9 +18,11 @@ from nodenet.konnectivity.packets import (
     DialRequest,
     DialResponse,
     Drain,
+    HalfClose,
     Packet,
     PacketType,
     UnknownPacket,
+    Window,
     data_prefix,
     data_span,
     packet_type,
@@ -42,7 +44,9 @@ PACKETS: st.SearchStrategy[Packet] = st.one_of(
     st.builds(CloseDial, random=INT64),
     st.builds(Drain),
     st.builds(Data, connect_id=INT64, payload=st.binary(max_size=300)),
-    st.builds(UnknownPacket, type=st.integers(7, 2**31 - 1)),
+    st.builds(HalfClose, connect_id=INT64),
+    st.builds(Window, connect_id=INT64, increment=INT64),
+    st.builds(UnknownPacket, type=st.integers(200, 2**31 - 1)),
 )
 
 
@@ -125,6 +129,8 @@ def test_an_empty_message_is_a_dial_request_of_nothing() -> None:
         (PacketType.DATA, Data(0, b"")),
         (PacketType.DIAL_CLS, CloseDial(0)),
         (PacketType.DRAIN, Drain()),
+        (PacketType.HALF_CLOSE, HalfClose(0)),
+        (PacketType.WINDOW, Window(0, 0)),
     ],
 )
 def test_a_payload_of_another_type_reads_as_zero_values(kind: PacketType, zero: Packet) -> None:
