@@ -11,9 +11,9 @@ that only travel where both ends have offered them in the metadata key `FEATURES
 
 ``eof``: `Eof` means that its sender has sent all its DATA of the connection; the other direction
 goes on. When both have ended the agent answers CLOSE_RSP, and CLOSE_REQ stays what it is, the end
-of both. ``window=N``: the offering side holds up to N bytes of one connection; its peer sends no more
-than N bytes of payload that `Credit` has not given back. An upstream peer ignores the key, and
-would ignore the packets.
+of both. ``window=N``: the offering side holds up to N bytes of one connection; its peer never has
+more than N bytes of payload under way that `Credit` has not given back. An upstream peer ignores
+the key, and would ignore the packets.
 """
 
 from __future__ import annotations
