@@ -15,7 +15,14 @@ from pathlib import Path
 import pytest
 
 from nodenet.kernel import netns, sysctl
-from nodenet.kernel.netns import NetNs, NetNsExists, NetNsGone, NotANetNs, run_in
+from nodenet.kernel.netns import (
+    NetNs,
+    NetNsExists,
+    NetNsGone,
+    NetNsInterleaved,
+    NotANetNs,
+    run_in,
+)
 from nodenet.lab.topology import Topology
 
 pytestmark = [pytest.mark.root]
@@ -139,6 +146,42 @@ def test_the_thread_comes_back_also_from_an_error(ns: NetNs) -> None:
             assert here() == host.inode
         assert here() == ns.inode
     assert here() == outside
+
+
+def test_a_block_inside_another_of_the_same_namespace_moves_nobody(ns: NetNs) -> None:
+    outside = here()
+    with ns.entered():
+        with ns.entered():
+            assert here() == ns.inode
+            with NetNs.host() as host, host.entered(), ns.entered():
+                assert here() == ns.inode
+        assert here() == ns.inode
+        with pytest.raises(ZeroDivisionError), ns.entered():
+            raise ZeroDivisionError
+        assert here() == ns.inode
+    assert here() == outside
+
+
+def test_after_blocks_that_interleaved_a_block_still_enters(ns: NetNs) -> None:
+    """As after an await in a block: the first is left while the second is open."""
+    seen: list[int] = []
+
+    def interleave() -> None:
+        first, second = ns.entered(), ns.entered()
+        first.__enter__()
+        second.__enter__()
+        with pytest.raises(NetNsInterleaved):
+            first.__exit__(None, None, None)
+        with ns.entered():
+            seen.append(here())
+        second.__exit__(None, None, None)
+        seen.append(here())
+
+    outside = here()
+    thread = threading.Thread(target=interleave)
+    thread.start()
+    thread.join()
+    assert seen == [ns.inode, outside]
 
 
 def test_only_the_thread_that_enters_moves(ns: NetNs) -> None:
