@@ -1,0 +1,724 @@
+"""An HTTP/2 connection that carries CONNECT tunnels, without I/O. The hot path of the proxy.
+
+The caller feeds `Connection.receive` with whatever bytes have arrived and writes what stands in
+`Connection.outbox`. Payload of DATA frames goes to the stream's receiver as a piece of the buffer
+that was received, and is sent by the caller behind a header from here: this core never copies it
+and never holds it. Everything else about a connection (who may send, how much, what a frame does
+to a stream) is decided here (RFC 9113).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final, NoReturn, Protocol
+
+from nodenet.hbone import frames, headers, nuisance, settings
+from nodenet.hbone.errors import ErrorCode, H2Error, code_name
+from nodenet.hbone.frames import HEADER_BYTES, STREAM_ID_MASK
+from nodenet.hbone.headers import Malformed, Request, Response
+from nodenet.hbone.hpack_codec import Decoder, HeaderListTooLarge, Undecodable
+from nodenet.hbone.nuisance import Nuisance
+from nodenet.hbone.outgoing import SHUTDOWN_PING, Outgoing
+from nodenet.hbone.settings import LocalSettings, Role, Setting
+from nodenet.hbone.stream import NEVER_DUE, UNSET, Stream
+
+#: Bytes that may wait in the outbox when the peer asks for one answer more: one that sends PINGs
+#: and never reads is cut off here. Headers and credit of all streams together are far less.
+MAX_OUTBOX: Final = 256 * 1024
+#: CONTINUATION frames of one header block; each costs a round through here, and the block's
+#: size alone does not bound empty ones (CVE-2024-27316).
+MAX_CONTINUATIONS: Final = 32
+#: SETTINGS payload; there are six settings, a few unknown ones and repetitions are allowed.
+MAX_SETTINGS_BYTES: Final = 6 * 64
+#: What a HEADERS payload may have beside the block: pad length, padding, priority.
+_HEADERS_EXTRA: Final = 1 + 255 + 5
+
+_unpack: Final = frames.HEADER.unpack_from
+_NOBODY: Final[dict[int, Stream]] = {}
+_EXACT: Final = {
+    frames.PRIORITY: 5,
+    frames.RST_STREAM: 4,
+    frames.PING: 8,
+    frames.WINDOW_UPDATE: 4,
+}
+
+
+class Handler(Protocol):
+    """The owner of a connection. Called from inside `Connection.receive`."""
+
+    def on_request(self, stream: Stream, request: Request) -> None:
+        """Server: a request that keeps the rules, of any method.
+
+        Sets ``stream.receiver``, or answers with ``end_stream``, or resets, before it returns.
+        """
+
+    def on_response(self, stream: Stream, response: Response) -> None:
+        """Client: the final response."""
+
+    def on_goaway(self, last_stream_id: int, code: int) -> None:
+        """The peer takes no more streams; ours above ``last_stream_id`` have been reset."""
+
+    def on_writable(self) -> None:
+        """The window of the connection, or SETTINGS, allow more than before."""
+
+    def on_pong(self, opaque: bytes) -> None:
+        """The answer to a `Connection.ping`."""
+
+
+class Connection(Outgoing):
+    """One side of a connection. Driven by bytes (`receive`) and by the caller's calls.
+
+    Raises H2Error from `receive` only; everything peers do ends there or in a stream's reset.
+    """
+
+    __slots__ = (
+        "_block",
+        "_block_flags",
+        "_block_id",
+        "_continuations",
+        "_current",
+        "_decoder",
+        "_ending",
+        "_greeted",
+        "_handler",
+        "_left",
+        "_max_block",
+        "_max_frame",
+        "_need",
+        "_nuisance",
+        "_partial",
+        "_preface",
+        "_skip",
+        "_unfinished",
+        "acknowledged",
+    )
+
+    def __init__(
+        self,
+        role: Role,
+        settings: LocalSettings,
+        handler: Handler,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``clock`` returns seconds; asked only when a peer exhausts what it may waste."""
+        super().__init__(role, settings)
+        self._handler = handler
+        self._nuisance = Nuisance(clock)
+        self.acknowledged = False
+        """The peer has acknowledged our SETTINGS."""
+        self._max_frame = settings.max_frame
+        self._max_block = settings.header_list(role)
+        self._decoder = Decoder(self._max_block)
+        self._greeted = False
+        #: Something of the last view is unfinished: `_resume` goes before everything else.
+        self._unfinished = role is Role.SERVER
+        self._preface = role is Role.SERVER
+        #: The beginning of a frame, and how much of it is needed to act on it.
+        self._partial = bytearray()
+        self._need = len(frames.PREFACE) if role is Role.SERVER else HEADER_BYTES
+        #: A frame acted on whose payload is still arriving: bytes for the stream `_current`, then
+        #: bytes to skip, then the end of the stream if `_ending`.
+        self._left = 0
+        self._skip = 0
+        self._current: Stream | None = None
+        self._ending = False
+        #: A header block waiting for CONTINUATION.
+        self._block: bytearray | None = None
+        self._block_id = 0
+        self._block_flags = 0
+        self._continuations = 0
+
+    # -- bytes in --------------------------------------------------------------------------------
+
+    def receive(self, view: memoryview) -> None:
+        """Takes bytes from the peer, cut anywhere; does nothing once the connection is over.
+
+        Raises H2Error after the GOAWAY is in the outbox and all streams have been reset.
+        """
+        if self.closed:
+            return
+        try:
+            size = len(view)
+            at = self._resume(view, size) if self._unfinished else 0
+            last = size - HEADER_BYTES
+            while at <= last:
+                head, flags, stream_id = _unpack(view, at)
+                if not head & 0xFF and not flags:
+                    stream = self._receiving.get(stream_id)
+                    length = head >> 8
+                    if stream is not None and 0 < length <= self._max_frame:
+                        # the hot path: DATA without padding that ends nothing
+                        received = stream.received + length
+                        if received <= stream.allowed:
+                            stream.received = received
+                            received = self.received + length
+                            self.received = received
+                            if received > self._grant_at:
+                                self._grant()
+                            at += HEADER_BYTES
+                            end = at + length
+                            if end <= size:
+                                stream.receiver.data(view[at:end])
+                                at = end
+                                continue
+                            self._left = end - size
+                            self._current = stream
+                            self._unfinished = True
+                            if at < size:
+                                stream.receiver.data(view[at:])
+                            return
+                at = self._frame(head, flags, stream_id & STREAM_ID_MASK, view, at, size)
+            if at < size:
+                self._partial += view[at:]
+                self._need = HEADER_BYTES
+                self._unfinished = True
+        except H2Error as error:
+            self._die(error)
+            raise
+
+    def _resume(self, view: memoryview, size: int) -> int:
+        """Goes on with what the last view left unfinished; returns where the next frame begins."""
+        if self._left or self._skip:
+            at = self._payload(view, 0, size)
+            if self._left or self._skip:
+                return size
+            self._unfinished = False
+            return at
+        partial = self._partial
+        at = 0
+        while True:
+            count = self._need - len(partial)
+            if count > size - at:
+                partial += view[at:]
+                if self._preface:
+                    self._check_preface(partial)
+                return size
+            partial += view[at : at + count]
+            at += count
+            if self._preface:
+                self._check_preface(partial)
+                self._preface = False
+                self._need = HEADER_BYTES
+                partial.clear()
+                break
+            head, flags, stream_id = _unpack(partial)
+            stream_id &= STREAM_ID_MASK
+            length, kind = head >> 8, head & 0xFF
+            if self._need == HEADER_BYTES:
+                want = self._admit(kind, flags, stream_id, length)
+                if want:
+                    self._need = HEADER_BYTES + want
+                    continue
+            payload = memoryview(bytes(partial))[HEADER_BYTES:]
+            partial.clear()
+            self._need = HEADER_BYTES
+            self._unfinished = False
+            self._act(kind, flags, stream_id, length, payload)
+            return self._rest(view, at, size)
+        self._unfinished = False
+        return at
+
+    def _check_preface(self, partial: bytearray) -> None:
+        if not frames.PREFACE.startswith(partial):
+            raise H2Error(ErrorCode.PROTOCOL_ERROR, "not HTTP/2: the connection preface is missing")
+
+    def _frame(
+        self, head: int, flags: int, stream_id: int, view: memoryview, at: int, size: int
+    ) -> int:
+        """Any frame whose header is at ``at``; returns where the next one begins."""
+        if self.closed:  # by a callback, earlier in this view
+            return size
+        kind, length = head & 0xFF, head >> 8
+        want = self._admit(kind, flags, stream_id, length)
+        body = at + HEADER_BYTES
+        end = body + want
+        if end > size:
+            self._partial += view[at:]
+            self._need = HEADER_BYTES + want
+            self._unfinished = True
+            return size
+        self._act(kind, flags, stream_id, length, view[body:end])
+        return self._rest(view, end, size)
+
+    def _rest(self, view: memoryview, at: int, size: int) -> int:
+        """What follows the part of a frame that was acted on."""
+        if self._left or self._skip or self._ending:
+            at = self._payload(view, at, size)
+            if self._left or self._skip:
+                self._unfinished = True
+        return at
+
+    def _payload(self, view: memoryview, at: int, size: int) -> int:
+        """Passes on and skips payload of the frame under way; returns where it stopped."""
+        left = self._left
+        if left:
+            here = size - at
+            if here < left:
+                self._left = left - here
+                end = size
+            else:
+                self._left = 0
+                end = at + left
+            if end > at:
+                stream = self._current
+                if stream is not None and not stream.closed:
+                    stream.receiver.data(view[at:end])
+            at = end
+            if self._left:
+                return at
+        if self._skip:
+            count = min(self._skip, size - at)
+            self._skip -= count
+            at += count
+            if self._skip:
+                return at
+        stream, self._current = self._current, None
+        if self._ending:
+            self._ending = False
+            if stream is not None and not stream.closed:
+                self._ended(stream)
+        return at
+
+    # -- frames ----------------------------------------------------------------------------------
+
+    def _admit(self, kind: int, flags: int, stream_id: int, length: int) -> int:
+        """Looks at a frame header alone; returns how much payload it takes to act on the frame.
+
+        What is refused here is refused before anything of it is stored.
+        """
+        if length > self._max_frame:
+            _fail(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
+        if self._block is not None and (kind != frames.CONTINUATION or stream_id != self._block_id):
+            _fail(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted")
+        if not self._greeted and (kind != frames.SETTINGS or flags & frames.ACK):
+            _fail(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+        if kind == frames.DATA:
+            if not flags & frames.PADDED:
+                return 0
+            if not length:
+                _fail(ErrorCode.FRAME_SIZE_ERROR, "padded DATA without a pad length")
+            return 1
+        if kind == frames.HEADERS or kind == frames.CONTINUATION:
+            if length > self._max_block + _HEADERS_EXTRA:
+                _fail(ErrorCode.ENHANCE_YOUR_CALM, f"a header block of {length} bytes")
+            return length
+        exact = _EXACT.get(kind)
+        if exact is not None:
+            if length != exact:
+                _fail(ErrorCode.FRAME_SIZE_ERROR, f"{frames.NAMES[kind]} of {length} bytes")
+            return length
+        if kind == frames.SETTINGS:
+            if length % 6 or (length and flags & frames.ACK):
+                _fail(ErrorCode.FRAME_SIZE_ERROR, f"SETTINGS of {length} bytes")
+            if length > MAX_SETTINGS_BYTES:
+                _fail(ErrorCode.ENHANCE_YOUR_CALM, f"SETTINGS of {length} bytes")
+            return length
+        if kind == frames.GOAWAY:
+            if length < 8:
+                _fail(ErrorCode.FRAME_SIZE_ERROR, f"GOAWAY of {length} bytes")
+            return 8  # the debug data is skipped
+        if kind == frames.PUSH_PROMISE:
+            _fail(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE, which is switched off")
+        return 0  # unknown types are skipped
+
+    def _act(self, kind: int, flags: int, stream_id: int, length: int, payload: memoryview) -> None:
+        """Does what an admitted frame says. ``payload`` is the part that `_admit` asked for."""
+        if kind == frames.DATA:
+            self._data(flags, stream_id, length, payload[0] if payload else None)
+        elif kind == frames.WINDOW_UPDATE:
+            self._window_update(stream_id, frames.U32.unpack(payload)[0] & frames.MAX_WINDOW)
+        elif kind == frames.HEADERS:
+            self._headers(flags, stream_id, payload)
+        elif kind == frames.RST_STREAM:
+            self._rst_stream(stream_id, frames.U32.unpack(payload)[0])
+        elif kind == frames.SETTINGS:
+            self._settings(flags, stream_id, payload)
+        elif kind == frames.PING:
+            self._ping(flags, stream_id, bytes(payload))
+        elif kind == frames.GOAWAY:
+            self._skip = length - 8
+            self._goaway(stream_id, *frames.TWO_U32.unpack(payload))
+        elif kind == frames.CONTINUATION:
+            self._continuation(flags, payload)
+        elif kind == frames.PRIORITY:
+            self._nuisance.spend(nuisance.FRAME, "PRIORITY")
+            if not stream_id:
+                _fail(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
+        else:
+            self._skip = length
+            self._nuisance.spend(nuisance.FRAME, f"type {kind:#x}")
+
+    def _data(self, flags: int, stream_id: int, length: int, pad: int | None) -> None:
+        """The start of a DATA frame, in all cases that the hot path leaves."""
+        padding = 0 if pad is None else pad + 1
+        if padding > length:
+            _fail(ErrorCode.PROTOCOL_ERROR, "DATA with more padding than payload")
+        stream = self._all_receiving.get(stream_id)
+        self.received += length
+        if self.received > self._grant_at:
+            self._grant()
+        # the pad length itself is read already
+        self._skip = pad or 0
+        count = length - padding
+        if stream is None:
+            self.taken += length
+            self._skip += count
+            self._stray_data(flags, stream_id, length)
+            return
+        if stream.received + length > stream.allowed:
+            self.taken += length
+            self._skip += count
+            self._stream_error(stream, ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the window")
+            return
+        stream.received += length
+        if padding:
+            self.consumed(stream, padding)
+        self._left = count
+        self._current = stream
+        if flags & frames.END_STREAM:
+            self._ending = True
+        elif not count:
+            self._nuisance.spend(nuisance.FRAME, "empty DATA")
+
+    def _stray_data(self, flags: int, stream_id: int, length: int) -> None:
+        """DATA on a stream that may not receive it; the payload is skipped."""
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            if stream.remote_ended:
+                self._stream_error(stream, ErrorCode.STREAM_CLOSED, "DATA after the end")
+            else:
+                self._stream_error(stream, ErrorCode.PROTOCOL_ERROR, "DATA before the response")
+            return
+        if not stream_id:
+            _fail(ErrorCode.PROTOCOL_ERROR, "DATA on stream 0")
+        self._refuse_idle("DATA", stream_id)
+        left = self._grace.get(stream_id)
+        if left is not None:
+            if length > left:
+                _fail(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the window of a reset stream")
+            if flags & frames.END_STREAM:
+                del self._grace[stream_id]
+            else:
+                self._grace[stream_id] = left - length
+                if not length:
+                    self._nuisance.spend(nuisance.FRAME, "empty DATA")
+            return
+        self._answer(nuisance.FRAME, "DATA on a closed stream")
+        self.outbox += frames.rst_stream(stream_id, ErrorCode.STREAM_CLOSED)
+
+    def _headers(self, flags: int, stream_id: int, payload: memoryview) -> None:
+        if not stream_id:
+            _fail(ErrorCode.PROTOCOL_ERROR, "HEADERS on stream 0")
+        start, end = 0, len(payload)
+        if flags & frames.PADDED:
+            if not end:
+                _fail(ErrorCode.FRAME_SIZE_ERROR, "padded HEADERS without a pad length")
+            start, end = 1, end - payload[0]
+        if flags & frames.PRIORITY_FLAG:
+            start += 5
+        if start > end:
+            _fail(ErrorCode.PROTOCOL_ERROR, "HEADERS with more padding than payload")
+        if flags & frames.END_HEADERS:
+            self._header_block(stream_id, bytes(payload[start:end]), flags)
+            return
+        self._block = bytearray(payload[start:end])
+        self._block_id = stream_id
+        self._block_flags = flags
+        self._continuations = 0
+        self._receiving = _NOBODY
+
+    def _continuation(self, flags: int, payload: memoryview) -> None:
+        block = self._block
+        if block is None:
+            _fail(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+        self._continuations += 1
+        block += payload
+        if len(block) > self._max_block or self._continuations > MAX_CONTINUATIONS:
+            _fail(
+                ErrorCode.ENHANCE_YOUR_CALM,
+                f"a header block of {len(block)} bytes in {self._continuations} CONTINUATIONs",
+            )
+        if flags & frames.END_HEADERS:
+            self._block = None
+            self._receiving = self._all_receiving
+            self._header_block(self._block_id, bytes(block), self._block_flags)
+
+    def _header_block(self, stream_id: int, block: bytes, flags: int) -> None:
+        """A complete header block: decoded whatever the stream, or the next one could not be."""
+        try:
+            fields = self._decoder.decode(block)
+        except HeaderListTooLarge:
+            _fail(ErrorCode.ENHANCE_YOUR_CALM, f"a header list of more than {self._max_block}")
+        except Undecodable as error:
+            _fail(ErrorCode.COMPRESSION_ERROR, str(error))
+        ends = bool(flags & frames.END_STREAM)
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            if self.role is Role.SERVER and stream_id & 1 and stream_id > self._last_peer:
+                self._request(stream_id, fields, ends)
+            else:
+                self._stray_headers(stream_id, ends)
+            return
+        try:
+            if self.role is Role.CLIENT and not stream.answered:
+                self._response(stream, headers.response(fields, ends))
+            else:
+                self._trailers(stream, fields, ends)
+        except Malformed as error:
+            self._stream_error(stream, ErrorCode.PROTOCOL_ERROR, str(error))
+
+    def _stray_headers(self, stream_id: int, ends: bool) -> None:
+        self._refuse_idle("HEADERS", stream_id)
+        if stream_id not in self._grace:
+            _fail(ErrorCode.STREAM_CLOSED, f"HEADERS on the closed stream {stream_id}")
+        if ends:
+            del self._grace[stream_id]
+        else:
+            self._nuisance.spend(nuisance.FRAME, "HEADERS on a reset stream")
+
+    def _request(self, stream_id: int, fields: headers.Fields, ends: bool) -> None:
+        self._last_peer = stream_id
+        if stream_id > self._refuse_above or len(self._streams) >= self.settings.max_streams:
+            self._refuse(stream_id, ErrorCode.REFUSED_STREAM, ends, "a stream too many")
+            return
+        try:
+            request = headers.request(fields, ends)
+        except Malformed as error:
+            self._refuse(stream_id, ErrorCode.PROTOCOL_ERROR, ends, str(error))
+            return
+        stream = Stream(stream_id, self.peer.initial_window, self._recv_initial)
+        self._streams[stream_id] = stream
+        self.streams_opened += 1
+        if ends:
+            self._end_remote(stream)
+        else:
+            self._all_receiving[stream_id] = stream
+        self._handler.on_request(stream, request)
+        if stream.closed:
+            return
+        if stream.receiver is UNSET:
+            raise AssertionError("on_request left a stream without a receiver")
+        if ends:
+            stream.receiver.ended()
+
+    def _refuse(self, stream_id: int, code: ErrorCode, ends: bool, text: str) -> None:
+        """Resets a stream before it comes into being."""
+        self._answer(nuisance.STREAM, text)
+        self.outbox += frames.rst_stream(stream_id, code)
+        if not ends:
+            self._indulge(stream_id, self._recv_initial)
+
+    def _response(self, stream: Stream, response: Response) -> None:
+        if response.status < 200:
+            if response.end_stream:
+                raise Malformed("an interim response that ends the stream")
+            self._nuisance.spend(nuisance.FRAME, "an interim response")
+            return
+        stream.answered = True
+        if response.end_stream:
+            self._end_remote(stream)
+        else:
+            self._all_receiving[stream.id] = stream
+        self._handler.on_response(stream, response)
+        if response.end_stream and not stream.closed:
+            self._after_end(stream)
+
+    def _trailers(self, stream: Stream, fields: headers.Fields, ends: bool) -> None:
+        if stream.remote_ended:
+            self._stream_error(stream, ErrorCode.STREAM_CLOSED, "HEADERS after the end")
+            return
+        if not ends:
+            raise Malformed("a second header block that does not end the stream")
+        headers.check_trailers(fields)
+        self._ended(stream)
+
+    def _rst_stream(self, stream_id: int, code: int) -> None:
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            if not stream_id:
+                _fail(ErrorCode.PROTOCOL_ERROR, "RST_STREAM on stream 0")
+            self._refuse_idle("RST_STREAM", stream_id)
+            if self._grace.pop(stream_id, None) is None:
+                self._nuisance.spend(nuisance.FRAME, "RST_STREAM on a closed stream")
+            return
+        # Work for nothing: dialled, perhaps answered, and not a byte in either direction. Windows
+        # that are as they began say so, without a counter on the hot path.
+        useless = not stream.answered or (
+            not stream.received and stream.send_window == self.peer.initial_window
+        )
+        if useless and self.role is Role.SERVER:
+            self._nuisance.spend(nuisance.STREAM, f"RST_STREAM with {code_name(code)}")
+        self._abandon(stream)
+        stream.receiver.reset(code)
+
+    def _window_update(self, stream_id: int, increment: int) -> None:
+        if not stream_id:
+            if not increment:
+                _fail(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0 bytes")
+            self.send_window += increment
+            if self.send_window > frames.MAX_WINDOW:
+                _fail(ErrorCode.FLOW_CONTROL_ERROR, "the window of the connection overflows")
+            if self._blocked:
+                self._blocked = False
+                self._handler.on_writable()
+            return
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            self._refuse_idle("WINDOW_UPDATE", stream_id)
+            self._nuisance.spend(nuisance.FRAME, "WINDOW_UPDATE on a closed stream")
+            return
+        if not increment:
+            self._stream_error(stream, ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0 bytes")
+            return
+        if stream.local_ended:
+            return
+        stream.send_window += increment
+        if stream.send_window > frames.MAX_WINDOW:
+            self._stream_error(stream, ErrorCode.FLOW_CONTROL_ERROR, "the send window overflows")
+        elif stream.blocked and stream.send_window > 0:
+            stream.blocked = False
+            stream.receiver.writable()
+
+    def _settings(self, flags: int, stream_id: int, payload: memoryview) -> None:
+        if stream_id:
+            _fail(ErrorCode.PROTOCOL_ERROR, f"SETTINGS on stream {stream_id}")
+        if flags & frames.ACK:
+            self._settings_acknowledged()
+            return
+        self._greeted = True
+        self._answer(nuisance.SETTINGS, "SETTINGS")
+        peer = self.peer
+        sender = Role.SERVER if self.role is Role.CLIENT else Role.CLIENT
+        window = peer.initial_window
+        for setting, value in settings.parse(payload, sender):
+            if setting == Setting.INITIAL_WINDOW_SIZE:
+                window = value
+            elif setting == Setting.MAX_FRAME_SIZE:
+                peer.max_frame = value
+            elif setting == Setting.MAX_CONCURRENT_STREAMS:
+                peer.max_streams = value
+            elif setting == Setting.MAX_HEADER_LIST_SIZE:
+                peer.max_header_list = value
+            elif setting == Setting.HEADER_TABLE_SIZE:
+                # our table is empty, but a peer that shrinks it wants to read that we know
+                self._table_update |= value < peer.header_table_size
+                peer.header_table_size = min(value, peer.header_table_size)
+        self._initial_window(window)
+        self.outbox += frames.SETTINGS_ACK
+        for stream in list(self._streams.values()):
+            if stream.blocked and stream.send_window > 0:
+                stream.blocked = False
+                stream.receiver.writable()
+        self._handler.on_writable()
+
+    def _initial_window(self, value: int) -> None:
+        """Changes the windows of all streams by the difference (RFC 9113 section 6.9.2)."""
+        change = value - self.peer.initial_window
+        if not change:
+            return
+        self.peer.initial_window = value
+        for stream in self._streams.values():
+            if stream.local_ended:
+                continue
+            stream.send_window += change
+            if stream.send_window > frames.MAX_WINDOW:
+                _fail(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE overflows a window")
+
+    def _settings_acknowledged(self) -> None:
+        if self.acknowledged:
+            _fail(ErrorCode.PROTOCOL_ERROR, "SETTINGS acknowledged that were not sent")
+        self.acknowledged = True
+        less = self._recv_initial - self.settings.window
+        if less:
+            self._recv_initial = self.settings.window
+            for stream in self._streams.values():
+                if not stream.remote_ended:
+                    stream.allowed -= less
+
+    def _ping(self, flags: int, stream_id: int, opaque: bytes) -> None:
+        if stream_id:
+            _fail(ErrorCode.PROTOCOL_ERROR, f"PING on stream {stream_id}")
+        if not flags & frames.ACK:
+            self._answer(nuisance.FRAME, "PING")
+            self.outbox += frames.ping(opaque, ack=True)
+        elif self._draining and opaque == SHUTDOWN_PING:
+            self._draining = False
+            self.goaway()
+        else:
+            self._nuisance.spend(nuisance.FRAME, "PING")
+            self._handler.on_pong(opaque)
+
+    def _goaway(self, stream_id: int, last: int, code: int) -> None:
+        if stream_id:
+            _fail(ErrorCode.PROTOCOL_ERROR, f"GOAWAY on stream {stream_id}")
+        self._nuisance.spend(nuisance.FRAME, "GOAWAY")
+        last &= STREAM_ID_MASK
+        self.going_away = True
+        if self.role is Role.CLIENT:
+            for stream in [s for s in self._streams.values() if s.id > last]:
+                if not stream.closed:
+                    self._abandon(stream)
+                    stream.receiver.reset(ErrorCode.REFUSED_STREAM)
+        self._handler.on_goaway(last, code)
+
+    # -- ends ------------------------------------------------------------------------------------
+
+    def _end_remote(self, stream: Stream) -> None:
+        """The peer sends nothing more: its receive window is of no interest any more."""
+        stream.remote_ended = True
+        stream.allowed = NEVER_DUE
+        self._all_receiving.pop(stream.id, None)
+
+    def _ended(self, stream: Stream) -> None:
+        self._end_remote(stream)
+        self._after_end(stream)
+
+    def _after_end(self, stream: Stream) -> None:
+        if stream.local_ended:
+            self._forget(stream)
+        stream.receiver.ended()
+
+    def _stream_error(self, stream: Stream, code: ErrorCode, text: str) -> None:
+        """The peer broke a rule on one stream: it is reset, and its receiver told."""
+        self._answer(nuisance.STREAM, text)
+        stream.error = text
+        self.reset(stream, code)
+        stream.receiver.reset(code)
+
+    def lost(self, code: int = ErrorCode.INTERNAL_ERROR) -> None:
+        """The transport is gone, or given up: every stream is over. Twice is as good as once."""
+        self.closed = True
+        for stream in list(self._streams.values()):
+            if not stream.closed:
+                self._forget(stream)
+                stream.taken = stream.received
+                stream.receiver.reset(code)
+        self._partial.clear()
+        self._block = None
+
+    def _die(self, error: H2Error) -> None:
+        self.goaway(error.code, self._last_peer, error.text.encode())
+        self.lost(error.code)
+
+    # -- limits ----------------------------------------------------------------------------------
+
+    def _answer(self, points: int, what: str) -> None:
+        """Before something is queued because the peer asked for it."""
+        self._nuisance.spend(points, what)
+        if len(self.outbox) > MAX_OUTBOX:
+            _fail(ErrorCode.ENHANCE_YOUR_CALM, f"answers are not read, the last to {what}")
+
+    def _refuse_idle(self, what: str, stream_id: int) -> None:
+        """Only PRIORITY may name a stream that was never opened (RFC 9113 section 5.1)."""
+        if self.role is Role.SERVER:
+            idle = not stream_id & 1 or stream_id > self._last_peer
+        else:
+            idle = not stream_id & 1 or stream_id > self._last_local
+        if idle:
+            _fail(ErrorCode.PROTOCOL_ERROR, f"{what} on the idle stream {stream_id}")
+
+
+def _fail(code: ErrorCode, text: str) -> NoReturn:
+    raise H2Error(code, text)
