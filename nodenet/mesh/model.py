@@ -62,7 +62,7 @@ class Endpoint(NamedTuple):
 
 
 class TunnelProtocol(IntEnum):
-    """How a workload is reached. TCP is NONE on the wire; LEGACY_ISTIO_MTLS (2) is refused there."""
+    """How a workload is reached; TCP is NONE on the wire, where LEGACY_ISTIO_MTLS is refused."""
 
     TCP = 0
     HBONE = 1
@@ -144,7 +144,7 @@ class _Struct(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Fields by position; holds no cycles, so the collector need not look at it."""
 
 
-class NetworkAddress(_Struct, frozen=True, array_like=True, tag=0, gc=False):
+class NetworkAddress(_Struct, frozen=True, tag=0):
     """An address within a network; the same address may exist in another network."""
 
     network: str
@@ -160,7 +160,7 @@ class NetworkAddress(_Struct, frozen=True, array_like=True, tag=0, gc=False):
         return f"{self.network}/{self.ip}"
 
 
-class NamespacedHostname(_Struct, frozen=True, array_like=True, tag=1, gc=False):
+class NamespacedHostname(_Struct, frozen=True, tag=1):
     """A service, or a workload, by its hostname."""
 
     namespace: str
@@ -171,7 +171,7 @@ class NamespacedHostname(_Struct, frozen=True, array_like=True, tag=1, gc=False)
         return f"{self.namespace}/{self.hostname}"
 
 
-class CidrAddress(_Struct, frozen=True, array_like=True, gc=False):
+class CidrAddress(_Struct, frozen=True):
     """A service's virtual addresses given as a range; host bits are zero."""
 
     network: str
@@ -183,21 +183,21 @@ class CidrAddress(_Struct, frozen=True, array_like=True, gc=False):
         return f"{ip_of(self.address)}/{self.length}"
 
 
-class GatewayAddress(_Struct, frozen=True, array_like=True, gc=False):
+class GatewayAddress(_Struct, frozen=True):
     """Where a waypoint or a network's gateway is found."""
 
     destination: NetworkAddress | NamespacedHostname
     hbone_mtls_port: int
 
 
-class WeightedWaypoint(_Struct, frozen=True, array_like=True, gc=False):
+class WeightedWaypoint(_Struct, frozen=True):
     """One of several waypoints of a service; taken in proportion to the weight."""
 
     destination: GatewayAddress
     weight: int
 
 
-class Locality(_Struct, frozen=True, array_like=True, gc=False):
+class Locality(_Struct, frozen=True):
     """Where something runs. Empty strings equal each other."""
 
     region: str = ""
@@ -205,14 +205,14 @@ class Locality(_Struct, frozen=True, array_like=True, gc=False):
     subzone: str = ""
 
 
-class ApplicationTunnel(_Struct, frozen=True, array_like=True, gc=False):
+class ApplicationTunnel(_Struct, frozen=True):
     """The application takes its connections at one port, whatever port was addressed."""
 
     protocol: TunnelKind = TunnelKind.NONE
     port: int | None = None
 
 
-class LoadBalancing(_Struct, frozen=True, array_like=True, gc=False):
+class LoadBalancing(_Struct, frozen=True):
     """Which endpoints a service prefers."""
 
     routing_preference: tuple[Scope, ...] = ()
@@ -220,7 +220,7 @@ class LoadBalancing(_Struct, frozen=True, array_like=True, gc=False):
     health_policy: HealthPolicy = HealthPolicy.ONLY_HEALTHY
 
 
-class Membership(_Struct, frozen=True, array_like=True, gc=False):
+class Membership(_Struct, frozen=True):
     """That a workload is an endpoint of a service, with the ports it maps itself."""
 
     service: str
@@ -231,7 +231,7 @@ class Membership(_Struct, frozen=True, array_like=True, gc=False):
 NO_LOCALITY: Final = Locality()
 
 
-class Workload(_Struct, frozen=True, array_like=True, kw_only=True, gc=False):
+class Workload(_Struct, frozen=True, kw_only=True):
     """A pod, a virtual machine, or an external host. ``uid`` is its key."""
 
     uid: str
@@ -291,7 +291,7 @@ class Workload(_Struct, frozen=True, array_like=True, kw_only=True, gc=False):
         return None
 
 
-class Service(_Struct, frozen=True, array_like=True, kw_only=True, gc=False):
+class Service(_Struct, frozen=True, kw_only=True):
     """Workloads behind virtual addresses and a hostname. Its endpoints are the state's to know."""
 
     name: str

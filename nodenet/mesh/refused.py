@@ -6,8 +6,6 @@ texts: ztunnel: src/proxy.rs, so that dashboards and runbooks keep working.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from nodenet.errors import NodenetError
 from nodenet.mesh.model import Endpoint, Workload
 
@@ -15,7 +13,7 @@ from nodenet.mesh.model import Endpoint, Workload
 class Refused(NodenetError):
     """Base of the refusals. ``row`` is the row of the decision that said so."""
 
-    row: ClassVar[str]
+    row = ""
 
 
 class SelfCall(Refused):
@@ -47,16 +45,15 @@ class UnknownSourceWorkload(Refused):
 
 
 class UnknownWaypoint(Refused):
-    """The waypoint of a service (row Z4) or of a workload (row Z8) is nowhere or has no endpoint."""
+    """The waypoint of a service (row Z4) or a workload (row Z8) is nowhere, or has no endpoint."""
 
-    row = "Z4"
-
-    def __init__(self, waypoint: str) -> None:
+    def __init__(self, waypoint: str, row: str) -> None:
         super().__init__(
             f"unknown waypoint: waypoint {waypoint} not found",
             hint="see that the waypoint runs and is healthy: nodenet ztunnel services",
         )
         self.waypoint = waypoint
+        self.row = row
 
 
 class NoHealthyUpstream(Refused):
@@ -86,30 +83,28 @@ class NoService(Refused):
 
 
 class UnknownNetworkGateway(Refused):
-    """The gateway to the destination's network is nowhere or has no endpoint (row Z6)."""
+    """The gateway to the destination's network is nowhere or has no endpoint (rows Z4a, Z6)."""
 
-    row = "Z6"
-
-    def __init__(self, gateway: str) -> None:
+    def __init__(self, gateway: str, row: str) -> None:
         super().__init__(
             f"unknown network gateway: network gateway {gateway} not found",
             hint="see that the gateway runs and its service lists the port",
         )
         self.gateway = gateway
+        self.row = row
 
 
 class NoValidDestination(Refused):
-    """The workload chosen has no address, no hostname, and no way through a gateway (row Z9)."""
+    """The workload chosen has no address, no hostname, and no way through a gateway (any row)."""
 
-    row = "Z9"
-
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, row: str) -> None:
         super().__init__(
             "no valid routing destination for workload: "
             f"Workload{{{workload.name} with uid {workload.uid} ({workload.protocol.name})}}",
             hint="it has neither an address nor a network gateway",
         )
         self.workload = workload
+        self.row = row
 
 
 class NoResolvedAddresses(Refused):

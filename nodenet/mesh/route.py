@@ -31,7 +31,7 @@ class Resolve(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     """To dial at the address found."""
     authority_port: int | None
-    """The port of the CONNECT authority, whose host is the address found; None: authority stands."""
+    """The port of an authority whose host is the address found; None: the route's one stands."""
 
 
 class InnerTunnel(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,12 +8,13 @@ send their workloads anew when the service comes back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Final
 
 import msgspec
 
+from nodenet.mesh.candidates import Candidates
 from nodenet.mesh.cidrs import CidrIndex
 from nodenet.mesh.index import Index, NetworkIndex
 from nodenet.mesh.model import (
@@ -34,6 +35,9 @@ SERVICES_CACHED: Final = 2048
 _PORT_MAPS_SHARED: Final = 4096
 #: Distinct placements that are shared: about one for each node of the mesh.
 _PLACEMENTS_SHARED: Final = 16384
+
+#: Endpoints in the lists of candidates kept, and as many of the generation before; 8 bytes each.
+CANDIDATES_CACHED: Final = 262_144
 
 #: What a batch does to the endpoints of a service, by uid; None removes.
 EndpointChanges = dict[str, ServiceEndpoint | None]
@@ -88,6 +92,10 @@ class Services:
         self._staged: dict[str, dict[str, ServiceEndpoint]] = {}
         self._decode = msgspec.msgpack.Decoder(Service).decode
         self._decoded: Recent[str, Service] = Recent(SERVICES_CACHED)
+        #: what `nodenet.mesh.load_balancing` has worked out, with the revision it holds for
+        self.candidates: Recent[Hashable, tuple[int, Candidates]] = Recent(
+            CANDIDATES_CACHED, weigh=lambda kept: 1 + len(kept[1].endpoints)
+        )
         self._by_hostname: Index[str] = Index()
         self._by_vip = NetworkIndex()
         self._by_cidr = CidrIndex()
