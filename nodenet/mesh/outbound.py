@@ -22,6 +22,7 @@ from nodenet.mesh.refused import (
     NoHealthyUpstream,
     NoService,
     NoValidDestination,
+    Refused,
     SelfCall,
     UnknownSourceWorkload,
 )
@@ -29,6 +30,8 @@ from nodenet.mesh.route import InnerTunnel, Protocol, Resolve, Route
 from nodenet.mesh.state import MeshState
 from nodenet.mesh.trace import UNWATCHED, Trace
 from nodenet.mesh.upstream import Upstream
+
+__all__ = ["PROXY_PORTS", "Protocol", "Refused", "Route", "decide", "find_source"]
 
 #: Ports of the proxy's listeners (``illegal_ports``); with SOCKS5 on, 15080 as well.
 PROXY_PORTS: Final = frozenset({OUTBOUND_PORT, INBOUND_PORT, HBONE_PORT})
@@ -57,7 +60,7 @@ def decide(
     proxy_ports: frozenset[int] = PROXY_PORTS,
     trace: Trace | None = None,
 ) -> Route:
-    """The route of a connection from a workload; `nodenet.mesh.refused.Refused` when there is none.
+    """The route of a connection from a workload; `Refused` when there is none.
 
     ``client`` is the address the application connects from, ``destination`` where it wanted to go,
     neither of them v4-mapped. ``network`` is this cluster's (`NETWORK`): it tells what was
