@@ -40,7 +40,7 @@ from nodenet.errors import NodenetError, NotFound, NotSupported
 from nodenet.kernel.links import read_iter
 from nodenet.kernel.maps import Map
 from nodenet.kernel.netns import NetNs
-from nodenet.kernel.sock_diag import SockDiag, TcpSocket
+from nodenet.kernel.sock_diag import SockDiag, TcpSocket, tcp_sockets
 from nodenet.paths import Instance
 from nodenet.times import now_rfc3339
 
@@ -71,7 +71,8 @@ class Enroller:
         wait_seconds: float,
     ) -> EnrolResult:
         started = time.monotonic()
-        with NetNs.open(netns) as ns:
+        # inside for all of it: each step that needs the namespace finds the thread there
+        with NetNs.open(netns) as ns, ns.entered():
             refuse_host(ns, name)
             cookie = ns.cookie()
             old = read_record(record_path(self.instance, cookie))
@@ -148,7 +149,7 @@ class Enroller:
         if ns is None:
             reaping.forget(self.instance, self.maps, record)
         else:
-            with ns:
+            with ns, ns.entered():
                 self._switch_off(record)
                 addresses = pod_maps.PodAddresses.choose(i.interface.ip for i in ns.addresses())
                 live = self._captured(ns, addresses)
@@ -231,7 +232,7 @@ class Enroller:
                     self._write_pod(addresses, cookie, PodFlag(0))
             self._enter(ns, record)
             if self.maps is not None and live is None:
-                register_listeners(self.maps, ns, cookie, programs.agent_cgroup(self.maps))
+                register_listeners(self.maps, ns, cookie)
             listeners = self._await_listeners(record, wait_seconds)
             if self.maps is not None:
                 pod_maps.write_exclusions(self.maps, record)
@@ -316,8 +317,7 @@ class Enroller:
         self, ns: NetNs, addresses: pod_maps.PodAddresses, states: tuple[int, ...]
     ) -> list[TcpSocket]:
         """Connections with others, not of the pod with itself."""
-        with SockDiag(ns) as diag:
-            found = diag.dump_tcp(states)
+        found = tcp_sockets(ns, states)
         own = set(addresses.owned)
         return [s for s in found if not s.remote.is_loopback and s.remote not in own]
 
@@ -348,8 +348,7 @@ class Enroller:
 
     def _captured(self, ns: NetNs, addresses: pod_maps.PodAddresses) -> list[TcpSocket]:
         """Sockets of connections that go through the proxy: its own, and the app's end of a leg."""
-        with SockDiag(ns) as diag:
-            found = diag.dump_tcp(_CONNECTED)
+        found = tcp_sockets(ns, _CONNECTED)
         own = set(addresses.owned)
         ports = {abi.OUTBOUND_PORT, abi.INBOUND_PORT, abi.DNS_PORT}
         # what it accepted for the app has the app's address and port: known by its cgroup

@@ -21,7 +21,7 @@ from nodenet.capture.namespaces import open_namespace
 from nodenet.capture.records import PodRecord
 from nodenet.errors import NodenetError
 from nodenet.kernel.netns import NetNs
-from nodenet.kernel.sock_diag import SockDiag, TcpSocket
+from nodenet.kernel.sock_diag import TcpSocket, tcp_sockets
 from nodenet.paths import Instance
 
 #: Established, and closing on one side: ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT.
@@ -42,9 +42,9 @@ def proxied_inbound(ns: NetNs, owned: Collection[IPAddress]) -> list[TcpSocket]:
     ``owned`` are the namespace's own addresses: a socket with another one, and not loopback's, is
     the proxy's. Their answers need the policy routes.
     """
-    with SockDiag(ns) as diag:
-        found = diag.dump_tcp(CONNECTED)
-    return [s for s in found if s.local not in owned and not s.local.is_loopback]
+    return [
+        s for s in tcp_sockets(ns, CONNECTED) if s.local not in owned and not s.local.is_loopback
+    ]
 
 
 def own_addresses(ns: NetNs) -> set[IPAddress]:

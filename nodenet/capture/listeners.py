@@ -19,10 +19,11 @@ from typing import Final
 
 from nodenet import abi
 from nodenet.abi import ConnFlag, Direction
+from nodenet.capture import programs
 from nodenet.kernel.cgroups import Cgroup, CgroupPaths
 from nodenet.kernel.maps import Map
 from nodenet.kernel.netns import NetNs
-from nodenet.kernel.sock_diag import SockDiag, TcpSocket
+from nodenet.kernel.sock_diag import TcpSocket, tcp_sockets
 
 _LISTEN: Final = 10
 #: pidfd_getfd(2), the same number on every architecture. Linux 5.6.
@@ -34,23 +35,23 @@ MAX_PROCESSES: Final = 64
 OWN_PORTS: Final = (abi.OUTBOUND_PORT, abi.INBOUND_PORT, abi.DNS_PORT, abi.HBONE_PORT)
 
 
-def register_listeners(
-    maps: Mapping[str, Map], ns: NetNs, cookie: int, agent: Cgroup | None
-) -> tuple[int, ...]:
+def register_listeners(maps: Mapping[str, Map], ns: NetNs, cookie: int) -> tuple[int, ...]:
     """Registers what listens in the namespace already; the proxy's ports it found."""
-    with SockDiag(ns) as diag:
-        listeners = diag.dump_tcp((_LISTEN,))
+    listeners = tcp_sockets(ns, (_LISTEN,))
+    if not listeners:
+        return ()
+    paths = CgroupPaths()
+    agent = programs.agent_cgroup(maps, paths)
     by_cgroup: dict[int, dict[int, TcpSocket]] = {}
     for listener in listeners:
         if listener.cgroup_id is not None:
             by_cgroup.setdefault(listener.cgroup_id, {})[listener.inode] = listener
     adopted: list[int] = []
-    paths = CgroupPaths()
     for cgroup_id, wanted in by_cgroup.items():
         name = paths.name(cgroup_id)
         if name is None:
             continue
-        cgroup = Cgroup.open(paths.mount / name.lstrip("/"))
+        cgroup = Cgroup.open(paths.mount / name.lstrip("/"), paths.mount)
         of_agent = agent is not None and cgroup.path.is_relative_to(agent.path)
         for pid, fd, inode in _sockets_of(cgroup, unbounded=of_agent):
             found = wanted.get(inode)

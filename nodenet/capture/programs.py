@@ -20,7 +20,7 @@ from nodenet import abi
 from nodenet.errors import NotFound
 from nodenet.kernel import pins
 from nodenet.kernel.bytecode import CompiledProgram
-from nodenet.kernel.cgroups import Cgroup, CgroupPaths, cgroup2_mount
+from nodenet.kernel.cgroups import Cgroup, CgroupPaths
 from nodenet.kernel.links import Link, create_iter_link, create_link, open_link
 from nodenet.kernel.loader import Program, SchemaMismatch, load_program, load_programs
 from nodenet.kernel.maps import Map
@@ -63,10 +63,11 @@ def build_id(spec: BpfSpec) -> int:
     return int.from_bytes(hashlib.sha256(spec.text.encode()).digest()[:8], "little")
 
 
-def agent_cgroup(maps: Mapping[str, Map]) -> Cgroup | None:
+def agent_cgroup(maps: Mapping[str, Map], paths: CgroupPaths | None = None) -> Cgroup | None:
     """The agent's cgroup as configured; None when it has been removed."""
-    name = CgroupPaths().name(int(read_config(maps)["agent_cgroup"]))
-    return None if name is None else Cgroup.open(cgroup2_mount() / name.lstrip("/"))
+    paths = paths or CgroupPaths()
+    name = paths.name(int(read_config(maps)["agent_cgroup"]))
+    return None if name is None else Cgroup.open(paths.mount / name.lstrip("/"), paths.mount)
 
 
 def attached(

@@ -50,6 +50,9 @@ _INET_DIAG_MARK: Final = 15
 _INET_DIAG_CGROUP_ID: Final = 21
 _WANTED: Final = frozenset({_INET_DIAG_INFO, _INET_DIAG_MARK, _INET_DIAG_CGROUP_ID})
 
+#: Of the calling thread's namespace; the first counts what is in time-wait for both families.
+_SOCKSTAT: Final = ("/proc/thread-self/net/sockstat", "/proc/thread-self/net/sockstat6")
+
 #: Where each number of `TcpInfo` is in ``struct tcp_info``: name without ``tcpi_``, offset, code.
 INFO_FIELDS: Final = (
     ("unacked", 24, "I"),
@@ -280,10 +283,37 @@ def dump_tcp(
         return diag.dump_tcp(states, families)
 
 
+def tcp_sockets(ns: NetNs, states: Iterable[int] = ALL_STATES) -> list[TcpSocket]:
+    """`SockDiag.dump_tcp` of a namespace that may well have no TCP socket at all, as a new pod's.
+
+    For a dump the kernel goes through the hash table of all namespaces, once for each family: up to
+    a millisecond on a large machine. That there is nothing to find, its counters tell at once.
+    """
+    with ns.entered():
+        if not any(_has_tcp(path) for path in _SOCKSTAT):
+            return []
+        return dump_tcp(states)
+
+
 def destroy(target: TcpSocket) -> bool:
     """`SockDiag.destroy` in the namespace the calling thread is in."""
     with SockDiag() as diag:
         return diag.destroy(target)
+
+
+def _has_tcp(path: str) -> bool:
+    """Whether a sockstat file counts sockets, or what is left of them in time-wait."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            text = file.read()
+    except FileNotFoundError:  # sockstat6 of a kernel without IPv6
+        return False
+    for line in text.splitlines():
+        name, *numbers = line.split()
+        if name in (b"TCP:", b"TCP6:"):
+            counts = dict(zip(numbers[::2], numbers[1::2], strict=True))
+            return any(counts.get(kind, b"0") != b"0" for kind in (b"inuse", b"tw"))
+    return True  # not as expected: ask
 
 
 def _shape(buffer: bytearray, start: int, length: int) -> _Shape:

@@ -13,6 +13,7 @@ from nodenet.kernel import sock_diag
 from nodenet.kernel.netns import NetNs
 from nodenet.kernel.sock_diag import OPEN_STATES, SockDiag, TcpSocket
 from nodenet.lab.topology import Namespace, Topology
+from tests.root.dialling import wait_for
 
 pytestmark = [pytest.mark.root]
 
@@ -137,3 +138,57 @@ def test_many_sockets_come_back_once_each(pair: tuple[Namespace, Namespace]) -> 
                 wanted |= {cookie(client), cookie(accepted)}
             found = [s.cookie for s in sock_diag.dump_tcp(OPEN_STATES)]
     assert sorted(found) == sorted(wanted)
+
+
+def check_found(where: Namespace, state: int) -> None:
+    """`tcp_sockets` finds what a dump finds, with a socket in that state among it."""
+    with NetNs.open(where.path) as ns, SockDiag(ns) as diag:
+        found = sock_diag.tcp_sockets(ns)
+        assert {s.cookie for s in found} == {s.cookie for s in diag.dump_tcp()}
+        assert state in {s.state for s in found}
+        assert {s.state for s in sock_diag.tcp_sockets(ns, (state,))} == {state}
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0", "::1"])
+def test_any_socket_of_a_namespace_is_a_reason_to_look(
+    pair: tuple[Namespace, Namespace], listen: str
+) -> None:
+    left, _right = pair
+    with NetNs.open(left.path) as ns:
+        assert sock_diag.tcp_sockets(ns) == []
+        with left.entered():
+            family = socket.AF_INET6 if ":" in listen else socket.AF_INET
+            server = socket.create_server((listen, 0), family=family)
+        with server:
+            check_found(left, 10)
+        assert sock_diag.tcp_sockets(ns) == []
+
+
+def test_one_that_waits_for_an_answer_is_too(pair: tuple[Namespace, Namespace]) -> None:
+    left, _right = pair
+    with left.entered(), socket.socket() as sock:
+        sock.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            sock.connect(("10.99.0.77", 80))
+        check_found(left, 2)
+
+
+def test_what_is_left_in_time_wait_is_too(pair: tuple[Namespace, Namespace]) -> None:
+    left, right = pair
+    with connection(left, right, "fd99::1", "fd99::1") as (accepted, dialled):
+        dialled.shutdown(socket.SHUT_WR)
+        assert accepted.recv(1) == b""
+        accepted.close()
+        assert dialled.recv(1) == b""
+    check_found(right, 6)
+
+
+def test_one_that_waits_for_the_peers_end_is_too(pair: tuple[Namespace, Namespace]) -> None:
+    left, right = pair
+    with connection(left, right, "0.0.0.0", "10.99.0.1") as (accepted, dialled):
+        dialled.close()
+        assert accepted.recv(1) == b""
+        with NetNs.open(right.path) as ns, SockDiag(ns) as diag:
+            # until the acknowledgement is here; then the kernel keeps it as it keeps time-wait
+            wait_for(lambda: diag.dump_tcp((5,)), "FIN_WAIT2")
+        check_found(right, 5)
