@@ -17,7 +17,7 @@ from nodenet.hbone import frames, headers, nuisance, settings
 from nodenet.hbone.errors import ErrorCode, H2Error, code_name
 from nodenet.hbone.frames import HEADER_BYTES, STREAM_ID_MASK
 from nodenet.hbone.headers import Malformed, Request, Response
-from nodenet.hbone.hpack_codec import Decoder, HeaderListTooLarge, Undecodable
+from nodenet.hbone.hpack_decoder import Decoder, Undecodable
 from nodenet.hbone.nuisance import Nuisance
 from nodenet.hbone.outgoing import SHUTDOWN_PING, Outgoing
 from nodenet.hbone.settings import LocalSettings, Role, Setting
@@ -29,6 +29,8 @@ MAX_OUTBOX: Final = 256 * 1024
 #: CONTINUATION frames of one header block; each costs a round through here, and the block's
 #: size alone does not bound empty ones (CVE-2024-27316).
 MAX_CONTINUATIONS: Final = 32
+#: Header blocks from this size on are paid for, however well-formed.
+LARGE_BLOCK: Final = 8 * 1024
 #: SETTINGS payload; there are six settings, a few unknown ones and repetitions are allowed.
 MAX_SETTINGS_BYTES: Final = 6 * 64
 #: What a HEADERS payload may have beside the block: pad length, padding, priority.
@@ -447,10 +449,10 @@ class Connection(Outgoing):
 
     def _header_block(self, stream_id: int, block: bytes, flags: int) -> None:
         """A complete header block: decoded whatever the stream, or the next one could not be."""
+        if len(block) > LARGE_BLOCK:
+            self._nuisance.spend(len(block) // nuisance.BLOCK_BYTES, "a large header block")
         try:
             fields = self._decoder.decode(block)
-        except HeaderListTooLarge:
-            _fail(ErrorCode.ENHANCE_YOUR_CALM, f"a header list of more than {self._max_block}")
         except Undecodable as error:
             _fail(ErrorCode.COMPRESSION_ERROR, str(error))
         ends = bool(flags & frames.END_STREAM)
@@ -462,6 +464,8 @@ class Connection(Outgoing):
                 self._stray_headers(stream_id, ends)
             return
         try:
+            if fields is None:
+                raise Malformed(f"a header list of more than {self._max_block} bytes")
             if self.role is Role.CLIENT and not stream.answered:
                 self._response(stream, headers.response(fields, ends))
             else:
@@ -478,12 +482,14 @@ class Connection(Outgoing):
         else:
             self._nuisance.spend(nuisance.FRAME, "HEADERS on a reset stream")
 
-    def _request(self, stream_id: int, fields: headers.Fields, ends: bool) -> None:
+    def _request(self, stream_id: int, fields: headers.Fields | None, ends: bool) -> None:
         self._last_peer = stream_id
         if stream_id > self._refuse_above or len(self._streams) >= self.settings.max_streams:
             self._refuse(stream_id, ErrorCode.REFUSED_STREAM, ends, "a stream too many")
             return
         try:
+            if fields is None:
+                raise Malformed(f"a header list of more than {self._max_block} bytes")
             request = headers.request(fields, ends)
         except Malformed as error:
             self._refuse(stream_id, ErrorCode.PROTOCOL_ERROR, ends, str(error))

@@ -24,6 +24,8 @@ SETTINGS: Final = 10
 #: resets before it was of any use: 500 at once and 50 a second, all the time. A pod that dies
 #: resets the tunnels it waits for, 200 at most; "rapid reset" (CVE-2023-44487) is many thousands.
 STREAM: Final = 20
+#: Bytes of a large header block for a point: decoding one of 64 KiB may take milliseconds.
+BLOCK_BYTES: Final = 256
 
 
 class Nuisance:
