@@ -1,7 +1,8 @@
 """What the markers of the privileged tests ask of a machine, found by trying.
 
 A skip must not hide a fault: where the machine is known to be able (``CI=true``, or the marker's
-name in ``NODENET_REQUIRE=root,bpf``), a missing requirement fails the test instead.
+name in ``NODENET_REQUIRE=root,bpf``), a missing requirement fails the test instead. ``go`` must be
+asked for by name: it takes a Go toolchain and, once, its module proxy.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ Outcome = Literal["run", "skip", "fail"]
 
 def demanded(environ: Mapping[str, str]) -> frozenset[str]:
     """The markers whose tests must run here."""
-    if environ.get("CI", "").lower() in ("true", "1"):
-        return frozenset(REQUIREMENTS)
     names = environ.get("NODENET_REQUIRE", "").split(",")
-    return frozenset(name.strip() for name in names if name.strip())
+    asked = frozenset(name.strip() for name in names if name.strip())
+    if environ.get("CI", "").lower() in ("true", "1"):
+        return asked | (frozenset(REQUIREMENTS) - {"go"})
+    return asked
 
 
 def judge(
@@ -84,6 +86,12 @@ def _bpf() -> str | None:
     return None
 
 
+def _go() -> str | None:
+    from tests.interop.go_peer import find_go
+
+    return None if find_go() else "no go command; install Go 1.26 or newer"
+
+
 def _is_bpffs(path: Path) -> bool:
     return any(
         line.split()[1:3] == [str(path), "bpf"]
@@ -91,4 +99,8 @@ def _is_bpffs(path: Path) -> bool:
     )
 
 
-REQUIREMENTS: Final[Mapping[str, Callable[[], str | None]]] = {"root": _root, "bpf": _bpf}
+REQUIREMENTS: Final[Mapping[str, Callable[[], str | None]]] = {
+    "root": _root,
+    "bpf": _bpf,
+    "go": _go,
+}

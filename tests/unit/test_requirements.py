@@ -21,6 +21,7 @@ def lacks_bpf(name: str) -> str | None:
         ({"NODENET_REQUIRE": "root"}, {"root"}),
         ({"NODENET_REQUIRE": "root, bpf"}, {"root", "bpf"}),
         ({"CI": "true"}, {"root", "bpf"}),
+        ({"CI": "true", "NODENET_REQUIRE": "go"}, {"root", "bpf", "go"}),
         ({"CI": "false"}, set()),
     ],
 )
