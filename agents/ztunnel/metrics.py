@@ -113,7 +113,8 @@ def _rendered(registry: CollectorRegistry, openmetrics: bool) -> bytes:
     from prometheus_client.openmetrics import exposition as openmetrics_exposition
 
     if openmetrics:
-        return openmetrics_exposition.generate_latest(registry).removesuffix(_EOF)
+        text: bytes = openmetrics_exposition.generate_latest(registry)  # type: ignore[no-untyped-call]
+        return text.removesuffix(_EOF)
     return exposition.generate_latest(registry)
 
 

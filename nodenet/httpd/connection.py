@@ -25,6 +25,8 @@ from nodenet.httpd.routes import Routes
 _READ_BYTES: Final = 64 * 1024
 #: For a refused client to notice before its connection is closed.
 _LINGER_SECONDS: Final = 1.0
+#: Status of a handler's NodenetError by the exit code it would have on the command line.
+_STATUS: Final = {2: 400, 3: 501, 4: 404}
 
 logger = logging.getLogger(__name__)
 
@@ -167,8 +169,10 @@ class ClientConnection:
         except HttpError as error:
             return text(error.text, error.status)
         except NodenetError as error:
-            logger.warning("%s %s: %s", request.method, request.path, error.line())
-            return text(f"{error.line()}\n", 500)
+            status = _STATUS.get(error.exit_code, 500)
+            if status == 500:
+                logger.warning("%s %s: %s", request.method, request.path, error.line())
+            return text(f"{error.line()}\n", status)
         except Exception:
             logger.exception("%s %s for %s failed", request.method, request.path, self.peer)
             return text("internal error\n", 500)

@@ -54,7 +54,10 @@ class Request:
 
 
 class HttpError(Exception):
-    """A handler's refusal: becomes an answer of that status with the text as its body."""
+    """A handler's refusal: becomes an answer of that status with the text as its body.
+
+    A NodenetError does so too: UsageError 400, NotFound 404, NotSupported 501, any other one 500.
+    """
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
