@@ -70,6 +70,7 @@ def decide(
 
     if destination.port in proxy_ports and destination.ip.is_loopback:
         raise SelfCall
+    notes.source(source, destination)
 
     # Z3: a workload before a service, while Z5 takes a service before a workload
     addressed = state.address(network, destination.ip, source.namespace)

@@ -108,27 +108,25 @@ class NoValidDestination(Refused):
 
 
 class NoResolvedAddresses(Refused):
-    """Resolving the hostname of a workload failed (row Z9, after the decision)."""
+    """Resolving the hostname of a workload failed, after the decision that ``row`` made."""
 
-    row = "Z9"
-
-    def __init__(self, uid: str) -> None:
+    def __init__(self, uid: str, row: str) -> None:
         super().__init__(
             f"no ip addresses were resolved for workload: {uid}",
             hint="see the proxy's /etc/resolv.conf",
         )
         self.uid = uid
+        self.row = row
 
 
 class EmptyResolvedAddresses(Refused):
-    """The hostname of a workload exists and has no address (row Z9, after the decision)."""
+    """The hostname of a workload has no address, as it turned out after the decision of ``row``."""
 
-    row = "Z9"
-
-    def __init__(self, uid: str) -> None:
+    def __init__(self, uid: str, row: str) -> None:
         super().__init__(
             f"ip addresses were resolved for workload {uid}, "
             "but valid dns response had no A/AAAA records",
             hint="see the records of its hostname",
         )
         self.uid = uid
+        self.row = row

@@ -72,7 +72,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
         if wanted is None:
             return self
         if not addresses:
-            raise EmptyResolvedAddresses(wanted.uid)
+            raise EmptyResolvedAddresses(wanted.uid, self.row)
         version = 6 if wanted.prefer_ipv6 else 4
         alike = [ip for ip in addresses if ip.version == version]
         ip = rng.choice(alike or addresses)

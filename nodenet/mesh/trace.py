@@ -40,6 +40,9 @@ class Notes:
 
     __slots__ = ()
 
+    def source(self, source: Workload, destination: Endpoint) -> None:
+        """Rows Z1 and Z2: no call to the proxy itself, and who connects."""
+
     def addressed(
         self, found: Workload | Service | None, destination: Endpoint, network: str
     ) -> None:
@@ -84,6 +87,10 @@ class Trace(Notes):
         self.steps.append(
             Step(row=row, fired=fired, answer=answer, why=why, candidates=tuple(candidates))
         )
+
+    def source(self, source: Workload, destination: Endpoint) -> None:
+        self.add("Z1", "no", f"{destination} is no listener of the proxy")
+        self.add("Z2", "yes", f"{source.uid}, as {source.identity}")
 
     def addressed(
         self, found: Workload | Service | None, destination: Endpoint, network: str
