@@ -53,6 +53,9 @@ class Layout:
         self.fields = fields
         self.struct = struct.Struct("<" + "".join(f.code for f in fields))
         self.names = tuple(f.name for f in fields)
+        self._zeroes: dict[str, int | bytes] = {
+            f.name: b"" if f.code.endswith("s") else 0 for f in fields
+        }
 
     @property
     def size(self) -> int:
@@ -70,12 +73,11 @@ class Layout:
 
     def pack(self, **values: int | bytes) -> bytes:
         """The struct's bytes; fields left out are zero, an unknown name is a TypeError."""
-        unknown = values.keys() - set(self.names)
-        if unknown:
+        all_values = self._zeroes | values
+        if len(all_values) != len(self._zeroes):
+            unknown = values.keys() - self._zeroes.keys()
             raise TypeError(f"{self.c_name} has no field {sorted(unknown)}")
-        return self.struct.pack(
-            *(values.get(f.name, b"" if f.code.endswith("s") else 0) for f in self.fields)
-        )
+        return self.struct.pack(*all_values.values())
 
     def unpack(self, raw: bytes) -> dict[str, int | bytes]:
         """Field name to value; padding is left out."""

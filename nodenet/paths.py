@@ -6,6 +6,7 @@ so that any number of them live side by side on one kernel.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from dataclasses import dataclass
@@ -40,36 +41,47 @@ class Instance:
     @property
     def pins(self) -> Path:
         """Directory of all pins."""
-        return BPFFS / self.name
+        return _below(BPFFS, self.name)
 
     @property
     def maps(self) -> Path:
         """Directory of the pinned maps, one file a map, named as in `nodenet.abi.MAPS`."""
-        return self.pins / "maps"
+        return _below(BPFFS, self.name, "maps")
 
     @property
     def links(self) -> Path:
-        """Directory of the pinned links; ``sk_lookup/<netns cookie>`` for the per-pod ones."""
-        return self.pins / "links"
+        """Directory of the pinned links; those of pods are in `pod_links`."""
+        return _below(BPFFS, self.name, "links")
+
+    @property
+    def pod_links(self) -> Path:
+        """Directory of the pinned links of pods, named after the pod's netns cookie."""
+        return _below(BPFFS, self.name, "links", "sk_lookup")
 
     @property
     def progs(self) -> Path:
         """Directory of pinned programs that have no link of their own at the root."""
-        return self.pins / "progs"
+        return _below(BPFFS, self.name, "progs")
 
     @property
     def run(self) -> Path:
         """Directory of sockets, locks and records; gone after a reboot, as the pins are."""
-        return RUN / self.name
+        return _below(RUN, self.name)
 
     @property
     def pods(self) -> Path:
         """Directory of the enrolment records, ``<netns cookie>.json``."""
-        return self.run / "pods"
+        return _below(RUN, self.name, "pods")
 
     def exists(self) -> bool:
         """Whether this instance has pinned maps."""
         return self.maps.is_dir()
+
+
+@functools.lru_cache(maxsize=64)
+def _below(root: Path, *parts: str) -> Path:
+    """Making a Path takes ten times as long as finding it again, and these are asked for often."""
+    return root.joinpath(*parts)
 
 
 def choose_instance(wanted: str | None, environ: dict[str, str] | None = None) -> Instance:

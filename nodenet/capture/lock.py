@@ -22,9 +22,18 @@ _RETRY_SECONDS = 0.005
 
 def _is_file(fd: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(fd), path.stat())
+        return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
         return False
+
+
+def _open(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, flags, 0o600)
 
 
 @contextlib.contextmanager
@@ -34,8 +43,7 @@ def instance_lock(
     """Holds the instance's write lock; `Busy` when another process keeps it past the deadline."""
     path = instance.run / "capture.lock"
     try:
-        instance.run.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = _open(path)
     except PermissionError as error:
         raise NotPermitted(f"cannot write {path}: permission denied; run with sudo") from error
     try:
@@ -47,8 +55,7 @@ def instance_lock(
                     break
                 # the instance was removed meanwhile, its lock file with it: take the new one
                 os.close(fd)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fd = _open(path)
             except BlockingIOError:
                 if time.monotonic() > end:
                     holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"

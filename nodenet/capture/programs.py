@@ -121,7 +121,7 @@ def ensure_attached(
     write_config(maps, agent, 0)
     programs = load_programs(maps, use_cache=use_cache)
     try:
-        for directory in (instance.links, instance.links / "sk_lookup", instance.progs):
+        for directory in (instance.links, instance.pod_links, instance.progs):
             directory.mkdir(parents=True, exist_ok=True)
             for stray in directory.glob("*~*"):
                 # a process was killed between pin and rename: the link is attached a second time
@@ -192,7 +192,7 @@ def _replace_pin(pin: Path, link: Link) -> None:
 
 def _update_pod_links(instance: Instance, maps: Mapping[str, Map], program: Program) -> None:
     assert program.compiled is not None
-    for pin in sorted((instance.links / "sk_lookup").iterdir()):
+    for pin in sorted((instance.pod_links).iterdir()):
         with open_link(pin) as link:
             if link.info().netns_ino and pin.name.isdecimal():
                 own = {abi.SELF_COOKIE: int(pin.name)}
@@ -204,14 +204,15 @@ def attach_pod(
     instance: Instance, maps: Mapping[str, Map], netns_cookie: int, netns_fd: int
 ) -> None:
     """Makes the inbound link of one pod; a pinned one of that pod that lives is kept."""
-    pin = instance.links / "sk_lookup" / str(netns_cookie)
-    pin.parent.mkdir(parents=True, exist_ok=True)
-    _beside(pin)
+    pin = instance.pod_links / str(netns_cookie)
     if pin.exists():
+        _beside(pin)
         with open_link(pin) as link:
             if link.info().netns_ino:
                 return
         pin.unlink()
+    elif not instance.pod_links.is_dir():
+        instance.pod_links.mkdir(parents=True)
     with _pod_program(instance, maps, netns_cookie) as program:
         with create_link(program, netns_fd) as link:
             _replace_pin(pin, link)
@@ -243,7 +244,7 @@ def _write_pod_bytecode(instance: Instance, build: int, compiled: CompiledProgra
 
 def _read_pod_bytecode(instance: Instance, build: int) -> CompiledProgram | None:
     try:
-        with open(_bytecode_path(instance), "rb") as file:
+        with open(_bytecode_path(instance), "rb", buffering=0) as file:
             trusted = os.fstat(file.fileno()).st_uid in (0, os.geteuid())
             raw = file.read()
     except FileNotFoundError:
@@ -264,14 +265,14 @@ def shelved(instance: Instance, name: str) -> Program:
 
 def detach_pod(instance: Instance, netns_cookie: int) -> None:
     """Removes the inbound link of one pod; nothing happens when there is none."""
-    pin = instance.links / "sk_lookup" / str(netns_cookie)
+    pin = instance.pod_links / str(netns_cookie)
     _beside(pin)
     pin.unlink(missing_ok=True)
 
 
 def pod_link_alive(instance: Instance, netns_cookie: int) -> bool | None:
     """Whether the namespace behind the pod's inbound link lives; None when it has no link."""
-    pin = instance.links / "sk_lookup" / str(netns_cookie)
+    pin = instance.pod_links / str(netns_cookie)
     if not pin.exists():
         return None
     with open_link(pin) as link:
@@ -284,13 +285,13 @@ def remove_pins(instance: Instance) -> None:
     Root links before those of pods, ``cfg`` last: killed anywhere, what is left is seen to be not
     complete, and of which version it is.
     """
-    for directory in (instance.links, instance.links / "sk_lookup", instance.progs, instance.maps):
+    for directory in (instance.links, instance.pod_links, instance.progs, instance.maps):
         if directory.is_dir():
             for pin in sorted(directory.iterdir(), key=lambda p: (p.name == "cfg", p.name)):
                 if not pin.is_dir():
                     pin.unlink(missing_ok=True)
     for directory in (
-        instance.links / "sk_lookup", instance.links, instance.progs, instance.maps, instance.pins
+        instance.pod_links, instance.links, instance.progs, instance.maps, instance.pins
     ):  # fmt: skip
         if directory.is_dir():
             directory.rmdir()

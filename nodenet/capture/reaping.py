@@ -140,7 +140,7 @@ def _as_bytes(value: int | bytes) -> bytes:
 
 
 def _sweep_links(instance: Instance, kept: Collection[int], *, only_dead: bool) -> None:
-    links = instance.links / "sk_lookup"
+    links = instance.pod_links
     for pin in sorted(links.iterdir()) if links.is_dir() else ():
         if "~" in pin.name:
             # a process was killed between pin and rename: the link is there a second time

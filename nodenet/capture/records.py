@@ -76,11 +76,17 @@ def record_path(instance: Instance, netns_cookie: int) -> Path:
 
 def write_record(instance: Instance, record: PodRecord) -> None:
     """Writes atomically: a reader sees the old record or the new one."""
-    instance.pods.mkdir(parents=True, exist_ok=True)
+    content = msgspec.json.format(msgspec.json.encode(record))
     path = record_path(instance, record.netns_cookie)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(record)))
-    temporary.replace(path)
+    temporary = f"{instance.pods}/.{path.name}.{os.getpid()}"
+    try:
+        file = open(temporary, "wb")
+    except FileNotFoundError:
+        instance.pods.mkdir(parents=True, exist_ok=True)
+        file = open(temporary, "wb")
+    with file:
+        file.write(content)
+    os.replace(temporary, path)
 
 
 def remove_record(instance: Instance, netns_cookie: int) -> None:

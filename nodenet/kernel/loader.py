@@ -216,12 +216,17 @@ def load_program(
 
 
 def _set_constants(code: bytearray, constants: Mapping[int, int]) -> None:
-    for offset in range(0, len(code) - 8, 8):
-        opcode, registers = code[offset], code[offset + 1]
-        if opcode == _LD_IMM64 and not registers >> 4:  # a plain number, not a map
-            low, high = struct.unpack_from("<I4xI", code, offset + 4)
-            value = constants.get(low | high << 32)
-            if value is not None:
+    for wanted, value in constants.items():
+        low = struct.pack("<I", wanted & 0xFFFFFFFF)
+        at = -1
+        while (at := code.find(low, at + 1)) >= 0:
+            offset = at - 4  # where the instruction is, if these bytes are an operand
+            if offset < 0 or offset % 8 or offset + 16 > len(code):
+                continue
+            opcode, registers = code[offset], code[offset + 1]
+            (high,) = struct.unpack_from("<I", code, offset + 12)
+            # the register's upper half is 0 for a plain number, something else for a map
+            if opcode == _LD_IMM64 and not registers >> 4 and high == wanted >> 32:
                 struct.pack_into("<I", code, offset + 4, value & 0xFFFFFFFF)
                 struct.pack_into("<I", code, offset + 12, value >> 32)
 

@@ -307,18 +307,34 @@ def host_path() -> str:
     Process 1's, by the definition of "host" used here; where a security module hides that from
     root, the first kernel thread's, which is always in the initial namespace; else this process's.
     """
-    for path in ("/proc/1/ns/net", "/proc/2/ns/net"):
-        with contextlib.suppress(OSError):
-            if path.startswith("/proc/2/") and Path("/proc/2/comm").read_text() != "kthreadd\n":
-                continue
-            os.stat(path)
-            return path
-    return "/proc/self/ns/net"
+    return _host()[0]
 
 
 def host_inode() -> int:
     """The inode of the host's namespace (see `host_path`)."""
-    return os.stat(host_path()).st_ino
+    return _host()[1]
+
+
+def _host() -> tuple[str, int]:
+    """Path and inode of the host's namespace."""
+    for path in ("/proc/1/ns/net", "/proc/2/ns/net"):
+        try:
+            inode = os.stat(path).st_ino
+        except OSError:
+            continue
+        if path.startswith("/proc/1/") or _is_kernel_thread():
+            return path, inode
+    path = "/proc/self/ns/net"
+    return path, os.stat(path).st_ino
+
+
+def _is_kernel_thread() -> bool:
+    """Whether process 2 is the first kernel thread: in another process namespace it is not."""
+    try:
+        with open("/proc/2/comm", "rb", buffering=0) as file:
+            return file.read() == b"kthreadd\n"
+    except OSError:
+        return False
 
 
 def named_path(name: str) -> Path:

@@ -131,3 +131,13 @@ def test_every_reason_of_a_direction_has_a_rule() -> None:
     assert abi.rule(abi.Direction.OUT, abi.Reason.HBONE) is None
     decided = abi.OUT_RULES.keys() | abi.IN_RULES.keys()
     assert decided == set(abi.Reason) - {abi.Reason.NONE, abi.Reason.PRE_ENROLMENT}
+
+
+def test_fields_left_out_are_zero_and_an_unknown_one_is_refused() -> None:
+    raw = abi.POD.pack(id=7, ip4=b"x" * 16)
+    assert len(raw) == abi.POD.size
+    fields = abi.POD.unpack(raw)
+    assert (fields.pop("id"), fields.pop("ip4")) == (7, b"x" * 16)
+    assert all(not value or not any(bytes(value)) for value in fields.values())
+    with pytest.raises(TypeError, match=r"struct nn_pod has no field \['port'\]"):
+        abi.POD.pack(id=7, port=80)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import struct
 
 import pytest
 
 from nodenet import abi
 from nodenet.kernel.bytecode import Compiled
-from nodenet.kernel.loader import AbiMismatch, VerifierRejected, check_abi
+from nodenet.kernel.loader import AbiMismatch, VerifierRejected, _set_constants, check_abi
 from nodenet.kernel.map_shape import Shape
 
 
@@ -46,3 +47,26 @@ def test_a_rejection_shows_the_end_of_the_log() -> None:
     )
     assert error.log.endswith("\n\n")
     assert "no verifier log" in VerifierRejected("nn_x", errno.EINVAL, "").message
+
+
+def load_number(register: int, value: int) -> bytes:
+    """``register = value ll``: two instructions, the second with the upper half."""
+    low, high = value & 0xFFFFFFFF, value >> 32
+    return struct.pack("<BBhIBBhI", 0x18, register, 0, low, 0, 0, 0, high)
+
+
+def test_a_constant_is_replaced_wherever_it_is_loaded_and_nowhere_else() -> None:
+    wanted, other, value = abi.SELF_COOKIE, abi.SELF_COOKIE ^ 1 << 40, 0x1122334455667788
+    low = wanted & 0xFFFFFFFF
+    rest = b"".join(
+        (
+            struct.pack("<BBhI", 0xB7, 3, 0, low),  # r3 = low, 32 bits
+            load_number(4, other),
+            load_number(1 << 4 | 5, wanted),  # the descriptor of a map
+            struct.pack("<HIH", 0xB7, low, 0),  # the same bytes across fields
+            struct.pack("<BBhI", 0x18, 0, 0, low),  # cut short
+        )
+    )
+    code = bytearray(load_number(1, wanted) + load_number(2, wanted) + rest)
+    _set_constants(code, {wanted: value})
+    assert code == load_number(1, value) + load_number(2, value) + rest
