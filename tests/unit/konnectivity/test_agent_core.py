@@ -42,7 +42,7 @@ class Remote:
         self.readable = False
         self.says: deque[bytes | OSError] = deque()
         self.takes: int | OSError = 1 << 40
-        self.got = bytearray()
+        self.got = b""
         self.left: bytes | None = None
         self.aborted = self.was_shut = False
 
@@ -63,7 +63,7 @@ class Remote:
             raise self.takes
         size = min(self.takes, len(data))
         self.takes -= size
-        self.got += data[:size]
+        self.got += bytes(data[:size])
         return size
 
     def shut(self) -> None:
