@@ -1,0 +1,268 @@
+"""One call: a stream of messages each way, and what its owner is told."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from nodenet.hbone.errors import ErrorCode
+from nodenet.rpc.errors import CallOver
+from nodenet.rpc.headers import Metadata
+from nodenet.rpc.status import OK, Code, Status
+
+if TYPE_CHECKING:
+    from nodenet.rpc.connection import Connection
+
+Buffer = bytes | memoryview
+
+#: Before every message: not compressed, and its length in four bytes.
+_PREFIX_BYTES: Final = 5
+
+
+class CallHandler:
+    """What the owner of a call is told; every method may use the call, none may block.
+
+    The order is `answered` (clients), `received`…, `ended`, `closed`. ``closed`` is always the last
+    and comes once, unless the owner itself ended the call by `Call.cancel`.
+    """
+
+    def answered(self, metadata: Metadata) -> None:
+        """The server's initial metadata."""
+
+    def received(self, message: bytes) -> None:
+        """One message."""
+
+    def ended(self) -> None:
+        """The client sends no more messages; the server still may."""
+
+    def closed(self, status: Status) -> None:
+        """The call is over: the server's status, or how the stream or the connection was lost."""
+
+    def pull(self) -> Sequence[Buffer] | None:
+        """The pieces of the next message to send, None when there is none.
+
+        Asked for after `Call.want` as long as the peer takes more.
+        """
+        return None
+
+
+class Call:
+    """One stream. Made by `Connection`; the owner uses the methods below `metadata`."""
+
+    __slots__ = (
+        "_connection",
+        "_end",
+        "_head",
+        "_held",
+        "_local_ended",
+        "_need",
+        "_out",
+        "_out_bytes",
+        "_parts",
+        "_peer_ended",
+        "_queued",
+        "_recv_window",
+        "_send_window",
+        "_taken",
+        "_told",
+        "answered",
+        "handler",
+        "id",
+        "metadata",
+        "over",
+        "path",
+        "wants",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream_id: int,
+        path: str,
+        metadata: Metadata,
+        *,
+        send_window: int,
+        recv_window: int,
+    ) -> None:
+        self._connection = connection
+        self.id = stream_id
+        self.path = path
+        self.metadata = metadata
+        """Of the request."""
+        self.handler = CallHandler()
+        self.answered = False
+        """Whether the initial metadata went out (server) or came in (client)."""
+        self.over = False
+        self.wants = False
+        # what is to be sent
+        self._out: deque[Buffer] = deque()
+        self._out_bytes = 0
+        self._send_window = send_window
+        self._queued = False
+        """Whether the connection has it in its round."""
+        self._end: Status | None = None
+        self._local_ended = False
+        # what comes in
+        self._recv_window = recv_window
+        self._taken = 0
+        """Bytes the owner has taken that the window was not given back for."""
+        self._held = False
+        self._peer_ended = False
+        self._told = False
+        self._head = b""
+        self._need = -1
+        self._parts: list[Buffer] = []
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of messages that wait for the peer to take them."""
+        return self._out_bytes
+
+    @property
+    def paused(self) -> bool:
+        """Whether the peer is kept from sending more than a window."""
+        return self._held
+
+    def want(self) -> None:
+        """Has the handler's `pull` asked as soon as the peer takes something."""
+        if not self.wants and not self.over:
+            self.wants = True
+            self._schedule()
+
+    def send(self, message: bytes) -> None:
+        """Queues one message; who sends much uses `want` or looks at `unsent`. CallOver."""
+        if self.over or self._end is not None:
+            raise CallOver(f"call {self.path}: message after its end")
+        self.enqueue((message,))
+        self._schedule()
+
+    def answer(self, metadata: Metadata = ()) -> None:
+        """Sends the initial metadata (server), at most once. CallOver."""
+        if self.over or self.answered:
+            raise CallOver(f"call {self.path}: initial metadata after it")
+        self._connection.send_answer(self, metadata)
+
+    def end(self, status: Status = OK) -> None:
+        """After what is queued: the status (server), or no more messages (client)."""
+        if not self.over and self._end is None:
+            self._end = status
+            self._schedule()
+
+    def cancel(self, code: ErrorCode = ErrorCode.CANCEL) -> None:
+        """Ends the call at once; what is queued is not sent, and the handler is told nothing."""
+        if not self.over:
+            self._told = True
+            self._connection.reset(self, code)
+
+    def pause(self) -> None:
+        """Gives no window back until `resume`: at most a window of bytes still arrives."""
+        self._held = True
+
+    def resume(self) -> None:
+        """The opposite of `pause`."""
+        if self._held:
+            self._held = False
+            if self._taken and not self.over:
+                self._connection.give_back(self)
+
+    # -- for the connection ---------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        if not self._queued:
+            self._connection.queue(self)
+
+    def enqueue(self, pieces: Sequence[Buffer]) -> None:
+        """Puts the pieces of one message behind what is queued."""
+        out, size = self._out, 0
+        for piece in pieces:
+            size += len(piece)
+        prefix = b"\x00" + size.to_bytes(4, "big")
+        if size <= 512 and len(pieces) == 1:
+            out.append(prefix + pieces[0])
+        else:
+            out.append(prefix)
+            out.extend(pieces)
+        self._out_bytes += size + _PREFIX_BYTES
+
+    def take(self, room: int, into: list[Buffer]) -> None:
+        """Moves ``room`` bytes, which are there, from the queue to ``into``."""
+        out = self._out
+        self._out_bytes -= room
+        while room:
+            piece = out[0]
+            size = len(piece)
+            if size > room:
+                view = memoryview(piece)
+                into.append(view[:room])
+                out[0] = view[room:]
+                return
+            into.append(piece)
+            out.popleft()
+            room -= size
+
+    def feed(self, data: bytes, at: int, end: int, limit: int) -> None:
+        """Takes ``data[at:end]`` of the message stream. MessageRefused over ``limit`` bytes."""
+        handler = self.handler
+        while at < end:
+            need = self._need
+            if need < 0:
+                head = self._head
+                if head or end - at < _PREFIX_BYTES:
+                    more = data[at : min(end, at + _PREFIX_BYTES - len(head))]
+                    at += len(more)
+                    head += more
+                    if len(head) < _PREFIX_BYTES:
+                        self._head = head
+                        return
+                    self._head = b""
+                    flag, need = head[0], int.from_bytes(head[1:], "big")
+                else:
+                    flag = data[at]
+                    need = int.from_bytes(data[at + 1 : at + 5], "big")
+                    at += _PREFIX_BYTES
+                if flag:
+                    raise MessageRefused(Code.UNIMPLEMENTED, "compressed message")
+                if need > limit:
+                    text = f"message of {need} bytes, over {limit}"
+                    raise MessageRefused(Code.RESOURCE_EXHAUSTED, text)
+            left = end - at
+            if left < need:
+                # a view keeps the whole chunk, which is mostly this message anyway
+                if left:
+                    self._parts.append(memoryview(data)[at:end])
+                self._need = need - left
+                return
+            if self._parts:
+                self._parts.append(memoryview(data)[at : at + need])
+                message = b"".join(self._parts)
+                self._parts.clear()
+            else:
+                message = data[at : at + need]
+            at += need
+            self._need = -1
+            handler.received(message)
+            if self.over:
+                return
+
+    def broken_off(self) -> bool:
+        """Whether a message has begun and not ended."""
+        return self._need >= 0 or bool(self._head)
+
+    def tell_closed(self, status: Status) -> None:
+        """Tells the handler the end, unless it knows."""
+        self.over = True
+        self._out.clear()
+        self._out_bytes = 0
+        self._parts.clear()
+        if not self._told:
+            self._told = True
+            self.handler.closed(status)
+
+
+class MessageRefused(Exception):
+    """A message cannot be taken; its call ends with this status."""
+
+    def __init__(self, code: Code, text: str) -> None:
+        super().__init__(text)
+        self.status = Status(code, text)
