@@ -20,7 +20,7 @@ from nodenet.hbone.headers import Malformed, Request, Response
 from nodenet.hbone.hpack_decoder import Decoder, Undecodable
 from nodenet.hbone.nuisance import Nuisance
 from nodenet.hbone.outgoing import SHUTDOWN_PING, Outgoing
-from nodenet.hbone.settings import LocalSettings, Role, Setting
+from nodenet.hbone.settings import UNLIMITED_STREAMS, LocalSettings, Role, Setting
 from nodenet.hbone.stream import NEVER_DUE, UNSET, Stream
 
 #: Bytes that may wait in the outbox when the peer asks for one answer more: one that sends PINGs
@@ -593,9 +593,11 @@ class Connection(Outgoing):
         if flags & frames.ACK:
             self._settings_acknowledged()
             return
-        self._greeted = True
         self._answer(nuisance.SETTINGS, "SETTINGS")
         peer = self.peer
+        if not self._greeted:
+            self._greeted = True
+            peer.max_streams = UNLIMITED_STREAMS  # unless this frame says otherwise
         sender = Role.SERVER if self.role is Role.CLIENT else Role.CLIENT
         window = peer.initial_window
         for setting, value in settings.parse(payload, sender):

@@ -16,6 +16,10 @@ MIB: Final = 1024 * KIB
 #: Streams a client may assume before the peer's SETTINGS are there (ztunnel:
 #: src/proxy/h2/client.rs, initial_max_send_streams).
 INITIAL_MAX_STREAMS: Final = 100
+#: What a peer that says nothing about MAX_CONCURRENT_STREAMS allows.
+UNLIMITED_STREAMS: Final = 0xFFFF_FFFF
+#: Least header list to announce: a CONNECT with what belongs to it has some 400 bytes.
+MIN_HEADER_LIST: Final = 1024
 
 
 class Role(Enum):
@@ -67,11 +71,12 @@ class LocalSettings:
             ("window", 1, frames.MAX_WINDOW),
             ("connection_window", frames.DEFAULT_WINDOW, frames.MAX_WINDOW),
             ("max_frame", frames.DEFAULT_MAX_FRAME, frames.LARGEST_MAX_FRAME),
+            ("max_header_list", MIN_HEADER_LIST, 0xFFFF_FFFF),
             ("max_streams", 0, 0xFFFF_FFFF),
             ("backlog", self.connection_window, 1 << 62),
         ):
             value = getattr(self, name)
-            if not low <= value <= high:
+            if value is not None and not low <= value <= high:
                 raise BadSetting(name, value, low, high)
 
     def header_list(self, role: Role) -> int:
