@@ -22,8 +22,13 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--max-connections", type=int, metavar="N")
     run.add_argument("--connect-timeout", dest="connect_seconds", type=float, metavar="SECONDS")
     run.add_argument("--drain", dest="drain_seconds", type=float, metavar="SECONDS")
-    run.add_argument("--access-log", action="store_true")
-    run.add_argument("--log-level", choices=config.LOG_LEVELS)
+    run.add_argument("--access-log", action=argparse.BooleanOptionalAction)
+    run.add_argument("--mesh", metavar="FILE")
+    run.add_argument("--embedded-ca", metavar="DIRECTORY")
+    run.add_argument("--network", metavar="NAME")
+    for surface in ("admin", "stats", "readiness"):
+        run.add_argument(f"--{surface}", metavar="ADDRESS:PORT")
+    run.add_argument("--log-level", metavar="FILTER")
     return made
 
 

@@ -7,10 +7,14 @@ An IPv4 address seen through an IPv6 socket is always unmapped, so one host has 
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import struct
 from _socket import socket as RawSocket
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
+
+from nodenet.endpoint import IPAddress
 
 #: getsockopt of the address before NAT or before the capture: the same number at both levels
 #: (linux/netfilter_ipv4.h, linux/netfilter_ipv6/ip6_tables.h).
@@ -20,6 +24,8 @@ _SOL_IPV6: Final = socket.IPPROTO_IPV6
 _SOCKADDR_IN: Final = struct.Struct("!2xH4s8x")
 _SOCKADDR_IN6: Final = struct.Struct("!2xH4x16s4x")
 _MAPPED: Final = "::ffff:"
+#: Addresses kept as objects, 200 bytes each: those that a node's pods talk to.
+_ADDRESSES_KEPT: Final = 16_384
 
 
 class Address(NamedTuple):
@@ -82,3 +88,9 @@ def _original6(sock: RawSocket) -> Address | None:
         return None
     port, host = _SOCKADDR_IN6.unpack(raw)
     return from_sockaddr((socket.inet_ntop(socket.AF_INET6, host), port, 0, 0))
+
+
+@lru_cache(_ADDRESSES_KEPT)
+def ip_address(host: str) -> IPAddress:
+    """The address of a socket's host text; the zone of a link-local one is left out."""
+    return ipaddress.ip_address(host.partition("%")[0])

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import select
 import socket
 import struct
 from _socket import socket as RawSocket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from nodenet.abi import Direction
 from nodenet.agents.ztunnel.address import Address
+from nodenet.agents.ztunnel.ends import Draining
+from nodenet.agents.ztunnel.flow_facts import ResponseFlag
 from nodenet.agents.ztunnel.relay import Leg, reset_on_close
+from nodenet.errors import NodenetError
 
 if TYPE_CHECKING:
     from nodenet.agents.ztunnel.served import Flow, ServedPod
+    from nodenet.agents.ztunnel.telemetry import OpenFlow
 
 _SO_COOKIE: Final = 57
 _COOKIE: Final = struct.Struct("=Q")
@@ -25,9 +28,6 @@ _ARRIVED: Final = select.EPOLLIN | select.EPOLLRDHUP
 
 #: Destination, client and cause.
 DIAL_FAILED: Final = "dial to %s for %s failed: %s"
-
-#: One INFO line a connection; off unless asked for, because it costs as much as the connection.
-access_log = logging.getLogger("access")
 
 
 def errno_name(number: int | None) -> str:
@@ -41,6 +41,13 @@ def socket_cookie(sock: RawSocket) -> str:
     return f"{_COOKIE.unpack(raw)[0]:x}"
 
 
+class Judged(Protocol):
+    """Whether the policies of this moment would let a connection in."""
+
+    def rejection(self) -> NodenetError | None:
+        """Why not; None when they would."""
+
+
 class Connection:
     """A captured connection. ``near`` is the side that was accepted, ``far`` the one dialled.
 
@@ -48,8 +55,11 @@ class Connection:
     """
 
     __slots__ = (
+        "_error",
         "_far",
+        "_judged",
         "_legs",
+        "_log",
         "_near",
         "client",
         "client_flow",
@@ -69,6 +79,8 @@ class Connection:
         far: RawSocket,
         client_flow: Flow,
         dial_flow: Flow,
+        log: OpenFlow,
+        judged: Judged | None = None,
     ) -> None:
         self.served = served
         self.direction = direction
@@ -80,6 +92,10 @@ class Connection:
         self.over = False
         self._near = near
         self._far = far
+        self._log = log
+        self._judged = judged
+        self._error: NodenetError | None = None
+        log.progress = self
         self._legs: tuple[Leg, Leg] | None = None
 
     @property
@@ -123,16 +139,22 @@ class Connection:
         served = self.served
         served.counters.dial_failed[errno_name(number)] += 1
         served.complain(self._near, DIAL_FAILED, self.destination, self.client, os.strerror(number))
-        self._give_up()
+        self._give_up(OSError(number, os.strerror(number)))
 
-    def cut(self) -> None:
-        """Ends it now; both sides see a reset."""
+    def cut(self, error: NodenetError | None = None) -> None:
+        """Ends it now; both sides see a reset. ``error`` is why, None when the pod leaves."""
         if self.over:
             return
+        self._error = error or Draining()
         if self._legs is None:
             self._give_up()
         else:
             self._legs[0].cut()
+
+    def judge(self) -> None:
+        """Ends it if the policies of this moment would not let it in."""
+        if self._judged is not None and (error := self._judged.rejection()) is not None:
+            self.cut(error)
 
     def relay_ended(self, error: OSError | None) -> None:
         """See `relay.Owner`."""
@@ -140,36 +162,27 @@ class Connection:
             self.served.counters.reset += 1
         self._over(error)
 
-    def _give_up(self) -> None:
+    def _give_up(self, error: OSError | None = None) -> None:
         """Ends a connection whose dial is not done."""
         poller = self.served.data_path.poller
-        self._over(None)
+        self._over(error)
         reset_on_close(self._near)
         for sock in (self._near, self._far):
             poller.retire(sock.fileno(), sock)
 
     def _over(self, error: OSError | None) -> None:
         self.over = True
-        if access_log.isEnabledFor(logging.INFO) and self._legs is not None:
-            self._log(error)
+        if self._error is not None:
+            self._log.closed(
+                self.sent, self.received, self._error.message, ResponseFlag.of(self._error)
+            )
+        elif error is not None:
+            text = f"io error: {error.strerror or error}"
+            self._log.closed(self.sent, self.received, text, ResponseFlag.CONNECT)
+        else:
+            self._log.closed(self.sent, self.received)
         self.served.ended(self)
         self._legs = None
 
     def _received(self, leg: int) -> int:
         return 0 if self._legs is None else self._legs[leg].received
-
-    def _log(self, error: OSError | None) -> None:
-        milliseconds = (self.served.data_path.loop.time() - self.started) * 1000
-        access_log.info(
-            'conn.id=%s src.addr=%s dst.addr=%s direction="%s" pod="%s" '
-            'bytes_sent=%d bytes_recv=%d duration="%dms"%s',
-            socket_cookie(self._near),
-            self.client,
-            self.destination,
-            "outbound" if self.direction is Direction.OUT else "inbound",
-            self.served.pod.name,
-            self.sent,
-            self.received,
-            milliseconds,
-            f' error="{error.strerror or error}"' if error is not None else "",
-        )

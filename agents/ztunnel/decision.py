@@ -72,10 +72,11 @@ def decide(
         return Route(original, None, MARK)
     if original.port in OWN_PORTS:
         return Reason.OWN_PORT
-    return _to_the_application(original, pod, client)
+    return to_the_application(original, pod, client)
 
 
-def _to_the_application(original: Address, pod: Pod, client: Address) -> Route:
+def to_the_application(original: Address, pod: Pod, client: Address) -> Route:
+    """How the pod's application is dialled for a client, whose address it is to see."""
     # Replies of the application to the client's address come back to the proxy by the mark: with
     # eBPF the accepted socket takes the mark over and routes by it, with iptables conntrack does.
     mark = TRANSPARENT_MARK if pod.backend == "ebpf" else MARK

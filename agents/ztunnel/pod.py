@@ -25,6 +25,8 @@ class Pod:
     hosts: frozenset[str]
     """Its addresses as the kernel prints them: compared with what accept() returns."""
     backend: Backend
+    uid: str | None = None
+    """Key of its workload in the mesh, when whoever enrolled it knew."""
 
 
 def pod_of_record(record: PodRecord) -> Pod:
@@ -33,4 +35,10 @@ def pod_of_record(record: PodRecord) -> Pod:
         hosts = frozenset(str(ipaddress.ip_address(text)) for text in record.ips)
     except ValueError as error:
         raise PodRefused(f"enrolment record of {record.name}: {error}; enroll it again") from error
-    return Pod(cookie=record.netns_cookie, name=record.name, hosts=hosts, backend=record.backend)
+    return Pod(
+        cookie=record.netns_cookie,
+        name=record.name,
+        hosts=hosts,
+        backend=record.backend,
+        uid=record.uid,
+    )

@@ -51,7 +51,7 @@ class Poller:
         self._again: list[Target] = []
         self._retired: list[RawSocket] = []
         self._at_end: list[Callable[[], None]] = []
-        self._delivering = False
+        self.delivering = False
         loop.add_reader(self._epoll.fileno(), self._turn)
 
     def close(self) -> None:
@@ -90,17 +90,17 @@ class Poller:
         """
         self._targets.pop(fd, None)
         self._retired.append(sock)
-        if not self._delivering:
+        if not self.delivering:
             self._end_of_turn()
 
     def at_end(self, call: Callable[[], None]) -> None:
         """Has ``call`` run once, at the end of the turn that is being delivered."""
-        assert self._delivering, "only a target in its turn may ask for that"
+        assert self.delivering, "only a target in its turn may ask for that"
         self._at_end.append(call)
 
     def _turn(self) -> None:
         targets = self._targets
-        self._delivering = True
+        self.delivering = True
         for fd, mask in self._epoll.poll(0, MAX_EVENTS):
             target = targets.get(fd)
             if target is not None:
@@ -112,7 +112,7 @@ class Poller:
 
     def _resume(self) -> None:
         waiting, self._again = self._again, []
-        self._delivering = True
+        self.delivering = True
         for target in waiting:
             try:
                 target.resume()
@@ -125,7 +125,7 @@ class Poller:
         target.broken()
 
     def _end_of_turn(self) -> None:
-        self._delivering = False
+        self.delivering = False
         if self._at_end:
             calls, self._at_end = self._at_end, []
             for call in calls:

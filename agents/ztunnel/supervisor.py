@@ -15,8 +15,12 @@ from typing import Final, TextIO
 import uvloop
 
 from nodenet.agents.ztunnel import logs, process
+from nodenet.agents.ztunnel.access_log import AccessLog
 from nodenet.agents.ztunnel.config import ZtunnelConfig
+from nodenet.agents.ztunnel.log_writer import LineWriter
+from nodenet.agents.ztunnel.membership import membership
 from nodenet.agents.ztunnel.pods import PodSource, RecordPodSource
+from nodenet.agents.ztunnel.telemetry import Telemetry
 from nodenet.agents.ztunnel.worker import LocalWorker
 
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -31,36 +35,48 @@ def run(config: ZtunnelConfig, env: Mapping[str, str] = os.environ) -> None:
 
     The order matters: the cgroup before the first socket, the lock before the first listener.
     """
-    logs.configure(config.log_level, access=config.access_log)
-    cgroup = process.join_cgroup(config)
-    files = process.raise_file_limit()
-    with process.only_one(config.instance, config.node):
-        logger.info(
-            "proxy of %s, node %s: cgroup %s, %d descriptors",
-            config.instance.name,
-            config.node or "-",
-            cgroup,
-            files,
-        )
-        uvloop.run(serve(config, files, env=env, ready=sys.stderr))
+    with LineWriter(sys.stderr.fileno()) as writer:
+        logs.configure(config.log_level, form=config.log_format, writer=writer)
+        cgroup = process.join_cgroup(config)
+        files = process.raise_file_limit()
+        with process.only_one(config.instance, config.node):
+            logger.info(
+                "proxy of %s, node %s: cgroup %s, %d descriptors",
+                config.instance.name,
+                config.node or "-",
+                cgroup,
+                files,
+            )
+            uvloop.run(serve(config, files, writer=writer, env=env, ready=sys.stderr))
 
 
 async def serve(
-    config: ZtunnelConfig, max_files: int, *, env: Mapping[str, str], ready: TextIO
+    config: ZtunnelConfig,
+    max_files: int,
+    *,
+    writer: LineWriter,
+    env: Mapping[str, str],
+    ready: TextIO,
 ) -> None:
     """Serves the pods of the configured instance and node until told to stop, then drains.
 
     Writes the line ``READY …`` to ``ready`` when the pods of this moment are served.
     """
     loop = asyncio.get_running_loop()
-    with contextlib.ExitStack() as stack:
+    telemetry = Telemetry(AccessLog(config.log_format, writer.put), level=config.access_level)
+    async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(_StopSignals(loop))
+        member = None
+        if config.mesh_file is not None:
+            member = await stack.enter_async_context(membership(config, config.mesh_file))
         worker = stack.enter_context(
             LocalWorker(
                 loop,
                 connect_seconds=config.connect_seconds,
                 max_connections=config.max_connections,
                 max_files=max_files,
+                telemetry=telemetry,
+                mesh=None if member is None else member.mesh,
             )
         )
         source: PodSource = RecordPodSource(loop, config.instance, config.node)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from nodenet.agents.ztunnel.access_log import AccessLog, Fragment
+from nodenet.agents.ztunnel.access_log import AccessLog, Fragment, LogFormat
 from nodenet.agents.ztunnel.address import Address
 from nodenet.agents.ztunnel.flow_facts import (
     INBOUND,
@@ -212,3 +212,8 @@ class Telemetry:
                 self._shapes.clear()
             shape = self._shapes[key] = Shape(facts, self.series.of(facts))
         return shape
+
+
+def silent() -> Telemetry:
+    """Counts and writes nothing."""
+    return Telemetry(AccessLog(LogFormat.PLAIN, len), level=logging.CRITICAL + 10)

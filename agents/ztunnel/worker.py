@@ -20,10 +20,12 @@ from nodenet.agents.ztunnel.connection import Connection
 from nodenet.agents.ztunnel.counters import PodSnapshot
 from nodenet.agents.ztunnel.deadlines import Deadlines
 from nodenet.agents.ztunnel.logs import LineBudget
+from nodenet.agents.ztunnel.mesh_pod import Mesh, MeshContext
 from nodenet.agents.ztunnel.pod import Pod, PodRefused
 from nodenet.agents.ztunnel.poller import Poller
 from nodenet.agents.ztunnel.relay import Relay
 from nodenet.agents.ztunnel.served import DataPath, ServedPod
+from nodenet.agents.ztunnel.telemetry import Telemetry, silent
 from nodenet.agents.ztunnel.whereabouts import Whereabouts
 from nodenet.kernel.netns import NetNs
 
@@ -66,9 +68,15 @@ class LocalWorker:
         max_connections: int,
         max_files: int,
         rng: random.Random | None = None,
+        telemetry: Telemetry | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
+        """Without ``telemetry`` nothing is logged; without ``mesh`` all is passed through."""
         lines = LineBudget(loop)
         poller = Poller(loop)
+        rng = rng or random.Random()
+        # an idle one has a length of 0
+        telemetry = silent() if telemetry is None else telemetry
         self._home = NetNs.current()
         self._pods: dict[int, ServedPod] = {}
         self._leaving: set[ServedPod] = set()
@@ -78,10 +86,21 @@ class LocalWorker:
             relay=Relay(poller),
             dials=Deadlines[Connection](loop, connect_seconds, _expired),
             whereabouts=Whereabouts(self._home, poller),
-            rng=rng or random.Random(),
+            rng=rng,
             admission=Admission(loop, max_files, lines),
             lines=lines,
             max_connections=max_connections,
+            telemetry=telemetry,
+            mesh=None
+            if mesh is None
+            else MeshContext.made(
+                mesh,
+                loop,
+                poller,
+                telemetry=telemetry,
+                rng=rng,
+                connect_seconds=connect_seconds,
+            ),
         )
 
     def __enter__(self) -> LocalWorker:
@@ -92,6 +111,8 @@ class LocalWorker:
         data_path = self._data_path
         data_path.admission.close()
         data_path.dials.close()
+        if data_path.mesh is not None:
+            data_path.mesh.close()
         data_path.poller.close()
         data_path.relay.close()
         self._home.close()

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, Self
 
 from nodenet.kernel.errors import KernelError
 
+CLOSE_WRITE: Final = 0x8
 MOVED_FROM: Final = 0x40
 MOVED_TO: Final = 0x80
 CREATE: Final = 0x100
@@ -24,6 +25,8 @@ IGNORED: Final = 0x8000
 
 #: Names coming and going, renames included.
 NAMES: Final = MOVED_FROM | MOVED_TO | CREATE | DELETE | DELETE_SELF
+#: The same, and files whose content was written in place.
+CONTENTS: Final = NAMES | CLOSE_WRITE
 
 _EVENT: Final = struct.Struct("iIII")
 _READ_BYTES: Final = 64 * 1024

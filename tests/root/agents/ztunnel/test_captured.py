@@ -85,14 +85,14 @@ def captured(capture: Capture, topology: Topology, tmp_path: Path) -> Iterator[C
 def test_outbound(captured: CapturedPod, host: str, pod: str) -> None:
     assert captured.carry(captured.pod, captured.out, host)[0] == pod
     line = captured.proxy.wait_for(r"\taccess\t(.*)")[1]
-    assert 'direction="outbound" pod="test/pod" bytes_sent=8 bytes_recv=6' in line
+    assert 'direction="outbound" bytes_sent=8 bytes_recv=6' in line
 
 
 @pytest.mark.parametrize(("host", "client"), [(POD4, OUT4), (POD6, OUT6)])
 def test_inbound_keeps_the_clients_address(captured: CapturedPod, host: str, client: str) -> None:
     assert captured.carry(captured.out, captured.pod, host)[0] == client
     line = captured.proxy.wait_for(r"\taccess\t(.*)")[1]
-    assert 'direction="inbound" pod="test/pod" bytes_sent=6 bytes_recv=8' in line
+    assert 'direction="inbound" bytes_sent=6 bytes_recv=8' in line
 
 
 def test_the_applications_own_business_is_not_carried(captured: CapturedPod) -> None:

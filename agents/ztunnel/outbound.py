@@ -1,0 +1,251 @@
+"""One application's connection on its way out through HBONE: decided, opened, tunnelled, ended.
+
+Nothing is read from the application before the peer has answered the CONNECT, so up to then the
+whole thing can be tried again with another endpoint: once, when the peer cannot have looked at the
+request (ztunnel does not retry).
+"""
+
+from __future__ import annotations
+
+import http
+import os
+from _socket import socket as RawSocket
+from typing import TYPE_CHECKING, Final
+
+from nodenet.abi import MARK
+from nodenet.agents.ztunnel.address import Address
+from nodenet.agents.ztunnel.decision import Route as Dial
+from nodenet.agents.ztunnel.ends import Draining
+from nodenet.agents.ztunnel.flow_facts import OUTBOUND, ResponseFlag
+from nodenet.agents.ztunnel.poller import STREAM
+from nodenet.agents.ztunnel.pool import ClientConnection, ConnectFailed, PoolKey
+from nodenet.agents.ztunnel.relay import reset_on_close
+from nodenet.agents.ztunnel.tunnel import Tunnel
+from nodenet.errors import NodenetError
+from nodenet.hbone.headers import Response
+from nodenet.hbone.stream import Stream
+from nodenet.mesh.model import Workload
+from nodenet.mesh.refused import Refused
+from nodenet.mesh.route import Protocol, Route
+
+if TYPE_CHECKING:
+    from nodenet.agents.ztunnel.mesh_pod import MeshPod
+    from nodenet.agents.ztunnel.telemetry import OpenFlow
+
+#: Endpoints tried for one connection.
+ATTEMPTS: Final = 2
+#: Draws until another endpoint than the failed one comes up.
+_DRAWS: Final = 8
+_OK: Final = 200
+
+
+class HttpStatus(NodenetError):
+    """The peer refused the tunnel; ``status`` is its answer."""
+
+    def __init__(self, status: int) -> None:
+        try:
+            reason = f"{status} {http.HTTPStatus(status).phrase}"
+        except ValueError:
+            reason = str(status)
+        super().__init__(f"http status: {reason}")
+        self.status = status
+
+
+class OutboundFlow:
+    """A connection accepted on 15001 whose way is decided by the mesh."""
+
+    __slots__ = (
+        "_attempts",
+        "_connection",
+        "_log",
+        "_pod",
+        "_stream",
+        "_tunnel",
+        "client",
+        "near",
+        "original",
+        "over",
+        "route",
+        "source",
+        "started",
+    )
+
+    def __init__(self, pod: MeshPod, near: RawSocket, client: Address, original: Address) -> None:
+        self._pod = pod
+        self.near = near
+        self.client = client
+        self.original = original
+        self.started = pod.wires.loop.time()
+        """Loop time in seconds."""
+        self.over = False
+        self.source: Workload | None = None
+        self.route: Route | None = None
+        self._attempts = 0
+        self._connection: ClientConnection | None = None
+        self._stream: Stream | None = None
+        self._tunnel: Tunnel | None = None
+        self._log: OpenFlow | None = None
+
+    @property
+    def sent(self) -> int:
+        """Payload bytes the pod has sent."""
+        return 0 if self._tunnel is None else self._tunnel.sent
+
+    @property
+    def received(self) -> int:
+        """Payload bytes the pod has received."""
+        return 0 if self._tunnel is None else self._tunnel.received
+
+    def begin(self) -> None:
+        """Decides and sets out; called once, in the poller's turn."""
+        pod = self._pod
+        source = self.source = pod.workload()
+        if source is None:
+            pod.await_workload(self)
+            return
+        try:
+            route = self.route = pod.decide_outbound(source, self.client, self.original)
+        except Refused as error:
+            self._refuse(error)
+            return
+        log = pod.telemetry.opened(pod.outbound_facts(self, source, route), self)
+        if route.protocol is Protocol.TCP:
+            self.over = True
+            pod.served.pass_through(self, self.near, Dial(_address(route), None, MARK), log)
+            return
+        self._log = log
+        self._attempt(route)
+
+    def workload_unknown(self) -> None:
+        """The own workload has not appeared in time."""
+        self._pod.forget_waiter(self)
+        self._refuse(self._pod.unknown_workload())
+
+    def judge(self) -> None:
+        """Policies are about what comes in."""
+
+    def cut(self, error: NodenetError | None = None) -> None:
+        """Ends it now; the application sees a reset."""
+        if self.over:
+            return
+        error = error or Draining()
+        if self._tunnel is not None:
+            self._tunnel.cut(error)
+            return
+        stream, connection = self._stream, self._connection
+        if stream is not None and connection is not None:
+            connection.give_up(stream)
+        self._fail(error)
+
+    # -- pool.Opener -----------------------------------------------------------------------------
+
+    def connected(self, connection: ClientConnection) -> None:
+        """See `pool.Opener`."""
+        if self.over:
+            return
+        route = self.route
+        assert route is not None and self.source is not None
+        self._connection = connection
+        block = self._pod.connect_block(self.source, route, self.client)
+        self._stream = connection.open(self, block)
+        self._pod.answers.add(self)
+
+    def answered(self, response: Response) -> None:
+        """See `pool.Opener`."""
+        pod, connection, stream = self._pod, self._connection, self._stream
+        assert connection is not None and stream is not None
+        pod.answers.discard(self)
+        if response.status != _OK:
+            connection.give_up(stream)
+            self._fail(HttpStatus(response.status))
+            return
+        transport = connection.transport
+        assert transport is not None
+        near = self.near
+        self._tunnel = Tunnel(pod.wires, transport, stream, near, self)
+        try:
+            pod.wires.poller.add(near.fileno(), STREAM, self._tunnel)
+        except OSError as error:  # fs.epoll.max_user_watches, memory
+            self._tunnel.cut(ConnectFailed(f"io error: {os.strerror(error.errno or 0)}"))
+
+    def not_connected(self, error: NodenetError) -> None:
+        """See `pool.Opener`."""
+        self._again_or_fail(error)
+
+    def refused(self, error: NodenetError, retry: bool) -> None:
+        """See `pool.Opener`."""
+        self._pod.answers.discard(self)
+        self._stream = self._connection = None
+        if retry:
+            self._again_or_fail(error)
+        else:
+            self._fail(error)
+
+    def not_answered(self) -> None:
+        """The peer has not answered the CONNECT in time."""
+        connection, stream = self._connection, self._stream
+        if connection is not None and stream is not None and self._tunnel is None:
+            connection.give_up(stream)
+            self._fail(ConnectFailed("io error: no answer to CONNECT in time"))
+
+    # -- tunnel.TunnelOwner ----------------------------------------------------------------------
+
+    def tunnel_ended(self, error: NodenetError | None) -> None:
+        """See `tunnel.TunnelOwner`."""
+        self._over(error)
+        connection = self._connection
+        if connection is not None:
+            connection.ended()
+
+    # --------------------------------------------------------------------------------------------
+
+    def _attempt(self, route: Route) -> None:
+        self._attempts += 1
+        self._pod.pool.checkout(PoolKey(_address(route), route.identities, self.client.host), self)
+
+    def _again_or_fail(self, error: NodenetError) -> None:
+        if self.over:
+            return
+        failed, source = self.route, self.source
+        assert failed is not None and source is not None
+        if self._attempts < ATTEMPTS and not isinstance(error, Draining):
+            for _ in range(_DRAWS):
+                try:
+                    route = self._pod.decide_outbound(source, self.client, self.original)
+                except Refused:
+                    break
+                if route.next_hop != failed.next_hop and route.protocol is failed.protocol:
+                    self.route = route
+                    self._attempt(route)
+                    return
+        self._fail(error)
+
+    def _refuse(self, error: NodenetError) -> None:
+        """Nothing was tried: a line in the log, no metrics (ztunnel: src/proxy/outbound.rs)."""
+        self.over = True
+        pod = self._pod
+        pod.telemetry.failed(self.client, self.original, OUTBOUND, error.message)
+        reset_on_close(self.near)
+        self.near.close()
+        pod.served.flow_ended(self)
+
+    def _fail(self, error: NodenetError) -> None:
+        reset_on_close(self.near)
+        self.near.close()
+        self._over(error)
+
+    def _over(self, error: NodenetError | None) -> None:
+        if self.over:
+            return
+        self.over = True
+        if self._log is not None:
+            flag = ResponseFlag.of(error)
+            self._log.closed(
+                self.sent, self.received, None if error is None else error.message, flag
+            )
+        self._pod.served.flow_ended(self)
+
+
+def _address(route: Route) -> Address:
+    assert route.next_hop is not None, "unresolved routes are resolved first"
+    return Address(str(route.next_hop.ip), route.next_hop.port)

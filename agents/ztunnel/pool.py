@@ -1,0 +1,493 @@
+"""The HBONE connections a pod has to others, shared by its streams.
+
+A connection serves one key: the identities the peer may have, its address, and the address we come
+from (the pod is one and so is its identity). Streams are spread over as many connections as their
+limits ask for; a full one is used again when streams of it have ended, where ztunnel forgets it
+(ztunnel: src/proxy/pool.rs). While a connection is being made, those that want the same wait for
+it instead of making more.
+
+Every step has a deadline: TCP connect, TLS handshake, and the answer to CONNECT. A connection that
+has carried nothing for the idle time is closed in order.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import ssl
+from _socket import socket as RawSocket
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+from nodenet.agents.ztunnel.address import Address
+from nodenet.agents.ztunnel.deadlines import Deadlines
+from nodenet.agents.ztunnel.poller import STREAM
+from nodenet.agents.ztunnel.transport import Transport, Wires
+from nodenet.agents.ztunnel.tunnel import CLOSED
+from nodenet.errors import NodenetError
+from nodenet.hbone.connection import Connection
+from nodenet.hbone.errors import ErrorCode, code_name
+from nodenet.hbone.headers import Request, Response
+from nodenet.hbone.hpack_codec import HeaderBlock
+from nodenet.hbone.settings import LocalSettings, Role
+from nodenet.hbone.stream import Stream
+from nodenet.identity import peer
+from nodenet.identity.errors import CertificateUnavailable
+
+#: Streams of one connection (ztunnel: POOL_MAX_STREAMS_PER_CONNECTION).
+MAX_STREAMS: Final = 100
+#: Seconds without a stream after which a connection is closed (POOL_UNUSED_RELEASE_TIMEOUT).
+IDLE_SECONDS: Final = 300.0
+#: Connections of one pod at most; a pod with more peers at once is a scan, not a mesh.
+MAX_CONNECTIONS: Final = 4096
+
+#: Host and port a socket comes from, and where it goes: `served.Flow`.
+DialFlow = tuple[str | None, int, Address]
+_FAILED: Final = select.EPOLLERR | select.EPOLLHUP
+_CLIENT: Final = LocalSettings()
+#: The peer says with these that it has not looked at the request.
+_UNTOUCHED: Final = frozenset({ErrorCode.REFUSED_STREAM})
+
+
+class ConnectFailed(NodenetError):
+    """No connection to the peer; the message is what the access log says."""
+
+
+class PoolClosed(NodenetError):
+    """The pod is leaving."""
+
+
+class PoolKey(NamedTuple):
+    """What connections are shared by."""
+
+    destination: Address
+    identities: tuple[str, ...]
+    """SPIFFE ids of which the peer must have one."""
+    source: str | None
+    """The address to come from, None for the kernel's choice."""
+
+
+class Opener(Protocol):
+    """Wants one stream."""
+
+    def connected(self, connection: ClientConnection) -> None:
+        """Here is a connection with room; `ClientConnection.open` is to be called at once."""
+
+    def answered(self, response: Response) -> None:
+        """The peer has answered the CONNECT."""
+
+    def not_connected(self, error: NodenetError) -> None:
+        """There is none. Nothing was sent: another endpoint may be tried."""
+
+    def refused(self, error: NodenetError, retry: bool) -> None:
+        """The stream ended unanswered; ``retry``: another endpoint may be tried."""
+
+
+class Connector(Protocol):
+    """Makes the sockets and TLS settings of one pod's pool."""
+
+    def dial_hbone(self, destination: Address) -> tuple[RawSocket, DialFlow]:
+        """A socket on its way from inside the pod, and what `dial_over` wants. OSError."""
+
+    def dial_over(self, flow: DialFlow) -> None:
+        """That socket is gone."""
+
+    def client_certificate(self, use: Callable[[ssl.SSLContext | NodenetError], None]) -> None:
+        """Calls back with TLS settings of the pod's certificate, now or when there is one."""
+
+
+class PoolTimers:
+    """The deadlines of all pools of one worker."""
+
+    def __init__(self, wires: Wires, connect_seconds: float, idle_seconds: float) -> None:
+        self.connects = Deadlines[ClientConnection](
+            wires.loop, connect_seconds, ClientConnection.connect_expired
+        )
+        self.idle = Deadlines[ClientConnection](wires.loop, idle_seconds, ClientConnection.retire)
+
+    def close(self) -> None:
+        """Forgets them all."""
+        self.connects.close()
+        self.idle.close()
+
+
+class Pool:
+    """The connections of one pod."""
+
+    def __init__(
+        self,
+        wires: Wires,
+        timers: PoolTimers,
+        connector: Connector,
+        *,
+        max_streams: int = MAX_STREAMS,
+        max_connections: int = MAX_CONNECTIONS,
+    ) -> None:
+        self.wires = wires
+        self.timers = timers
+        self.connector = connector
+        self.max_streams = max_streams
+        self._max_connections = max_connections
+        self._by_key: dict[PoolKey, list[ClientConnection]] = {}
+        self.connections: set[ClientConnection] = set()
+        """All of them, also those that take no new streams."""
+        self._left: Callable[[], None] | None = None
+        self.opened = 0
+        """Connections made since the start."""
+
+    def checkout(self, key: PoolKey, opener: Opener) -> None:
+        """Gives the opener a connection, now or when there is one; or tells it why not."""
+        if self._left is not None:
+            opener.not_connected(PoolClosed("pool draining"))
+            return
+        usable = self._by_key.get(key)
+        if usable is not None:
+            for connection in usable:
+                if connection.has_room():
+                    connection.take(opener)
+                    return
+        if len(self.connections) >= self._max_connections and not self._make_room():
+            opener.not_connected(
+                ConnectFailed(f"io error: {self._max_connections} HBONE connections of this pod")
+            )
+            return
+        connection = ClientConnection(self, key)
+        self.connections.add(connection)
+        self._by_key.setdefault(key, []).append(connection)
+        self.opened += 1
+        connection.take(opener)
+        connection.dial()
+
+    def unusable(self, connection: ClientConnection) -> None:
+        """It takes no new streams (told by itself)."""
+        usable = self._by_key.get(connection.key)
+        if usable is not None and connection in usable:
+            usable.remove(connection)
+            if not usable:
+                del self._by_key[connection.key]
+
+    def gone(self, connection: ClientConnection) -> None:
+        """It is over (told by itself)."""
+        self.unusable(connection)
+        self.connections.discard(connection)
+        if self._left is not None and not self.connections:
+            left, self._left = self._left, _nothing
+            left()
+
+    def leave(self, left: Callable[[], None]) -> None:
+        """No new streams; calls ``left`` when the last connection is over, perhaps at once."""
+        self._left = left
+        for connection in list(self.connections):
+            connection.retire()
+        if not self.connections and self._left is left:
+            self._left = _nothing
+            left()
+
+    def cut(self) -> None:
+        """Ends every connection at once."""
+        for connection in list(self.connections):
+            connection.cut(PoolClosed("pool draining"))
+
+    def _make_room(self) -> bool:
+        """Ends an idle connection, of whichever key."""
+        for connection in self.connections:
+            if connection.idle:
+                connection.cut(PoolClosed("pool draining"))
+                return True
+        return False
+
+
+def _nothing() -> None:
+    """Left already."""
+
+
+class ClientConnection:
+    """One connection to a peer: being dialled, shaking hands, carrying streams, ending.
+
+    It is the poller's target while it is being dialled; then the transport is. It owns the
+    transport and handles what its core reports.
+    """
+
+    __slots__ = (
+        "_context",
+        "_core",
+        "_dial_flow",
+        "_pool",
+        "_sock",
+        "_waiting",
+        "error",
+        "key",
+        "peer_identity",
+        "since",
+        "transport",
+        "usable",
+    )
+
+    def __init__(self, pool: Pool, key: PoolKey) -> None:
+        self._pool = pool
+        self.key = key
+        self._sock: RawSocket | None = None
+        self._dial_flow: DialFlow | None = None
+        self._context: ssl.SSLContext | None = None
+        self._waiting: deque[Opener] = deque()
+        self._core: Connection | None = None
+        self.error: NodenetError | None = None
+        """Why it is over; None while it is not."""
+        self.transport: Transport | None = None
+        self.usable = True
+        """Takes new streams."""
+        self.peer_identity = ""
+        """The peer's SPIFFE id, when the handshake is done."""
+        self.since = pool.wires.loop.time()
+        """Loop time in seconds when it was begun."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether it is there and carries nothing."""
+        return self._core is not None and not self._core.active
+
+    @property
+    def streams(self) -> int:
+        """Streams open now."""
+        return 0 if self._core is None else self._core.active
+
+    def has_room(self) -> bool:
+        """Whether one more stream may be opened or wait for it."""
+        core, limit = self._core, self._pool.max_streams
+        if not self.usable:
+            return False
+        if core is None:
+            return len(self._waiting) < limit
+        return core.active < limit and core.can_open()
+
+    def take(self, opener: Opener) -> None:
+        """Has it opened when the connection is ready, which may be now."""
+        if self._core is None:
+            self._waiting.append(opener)
+        else:
+            opener.connected(self)
+
+    def open(self, opener: Opener, block: HeaderBlock) -> Stream:
+        """Sends a CONNECT; the opener hears the answer."""
+        core, transport = self._core, self.transport
+        assert core is not None and transport is not None
+        stream = core.open(block)
+        stream.user = opener
+        stream.receiver = _Unanswered(self, opener)
+        self._pool.timers.idle.discard(self)
+        transport.flush_soon()
+        return stream
+
+    def give_up(self, stream: Stream) -> None:
+        """Ends a stream that has no tunnel yet, or whose CONNECT was refused."""
+        core, transport = self._core, self.transport
+        if core is not None and transport is not None and not stream.closed:
+            core.reset(stream, ErrorCode.CANCEL)
+            transport.flush_soon()
+        stream.receiver = CLOSED
+        self.ended()
+
+    def ended(self) -> None:
+        """One of its streams has ended (told by the stream's owner)."""
+        core = self._core
+        if core is None or core.active or self.error is not None:
+            return
+        if self.usable:
+            self._pool.timers.idle.discard(self)
+            self._pool.timers.idle.add(self)
+        else:
+            self._close()
+
+    def dial(self) -> None:
+        """Begins to connect, once there is a certificate."""
+        self._pool.timers.connects.add(self)
+        self._pool.connector.client_certificate(self._certified)
+
+    def _certified(self, context: ssl.SSLContext | NodenetError) -> None:
+        if self.error is not None:
+            return
+        if isinstance(context, NodenetError):
+            self._failed(context)
+            return
+        self._context = context
+        pool = self._pool
+        try:
+            sock, self._dial_flow = pool.connector.dial_hbone(self.key.destination)
+        except OSError as error:
+            self._failed(_io_error(error.errno))
+            return
+        self._sock = sock
+        try:
+            pool.wires.poller.add(sock.fileno(), STREAM, self)
+        except OSError as error:  # fs.epoll.max_user_watches, memory
+            self._failed(_io_error(error.errno))
+
+    def connect_expired(self) -> None:
+        """There is no certificate, or the peer has not answered the SYN in time."""
+        if self._context is None:
+            self._failed(CertificateUnavailable("client", "none in time"))
+        elif self.transport is None:
+            self._failed(
+                ConnectFailed(
+                    "connection timed out, maybe a NetworkPolicy is blocking HBONE port 15008: "
+                    f"{os.strerror(errno.ETIMEDOUT)}"
+                )
+            )
+
+    def retire(self) -> None:
+        """Takes no new streams; ends in order when the last one has ended."""
+        self._unusable()
+        if self.error is not None:
+            return
+        if self._core is None:
+            self._failed(PoolClosed("pool draining"))
+        elif not self._core.active:
+            self._close()
+
+    def cut(self, error: NodenetError) -> None:
+        """Ends it now, with every stream."""
+        if self.error is not None:
+            return
+        if self.transport is None:
+            self._failed(error)
+        else:
+            self.transport.abort(error)
+
+    # -- poller.Target while connecting ----------------------------------------------------------
+
+    def event(self, mask: int) -> None:
+        """See `poller.Target`: the dial has come to something."""
+        sock, pool = self._sock, self._pool
+        if sock is None:
+            return
+        if mask & _FAILED:
+            number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            self._failed(_io_error(number or errno.ECONNRESET))
+        elif mask & select.EPOLLOUT:
+            pool.timers.connects.discard(self)
+            context = self._context
+            assert context is not None
+            self._sock = None
+            transport = self.transport = Transport(pool.wires, sock, context, self, server=False)
+            pool.wires.poller.hand_over(sock.fileno(), transport)
+            transport.start()
+
+    def resume(self) -> None:
+        """See `poller.Target`."""
+
+    def broken(self) -> None:
+        """See `poller.Target`."""
+        self.cut(ConnectFailed("io error: internal error"))
+
+    # -- transport.Owner -------------------------------------------------------------------------
+
+    def secured(self, transport: Transport) -> Connection:
+        """See `transport.Owner`."""
+        self.peer_identity = str(peer.check_server(transport.tls, self.key.identities))
+        return Connection(Role.CLIENT, _CLIENT, self)
+
+    def ready(self, transport: Transport) -> None:
+        """See `transport.Owner`."""
+        self._core = transport.core
+        waiting = self._waiting
+        while waiting and self.error is None:
+            opener = waiting.popleft()
+            if self.has_room():
+                opener.connected(self)
+            else:
+                self._pool.checkout(self.key, opener)
+        self.ended()  # those that waited may have gone away
+
+    def lost(self, transport: Transport, error: NodenetError) -> None:
+        """See `transport.Owner`."""
+        core, self._core = self._core, None
+        self._failed(error)
+        if core is not None:
+            core.lost()
+
+    # -- hbone.Handler ---------------------------------------------------------------------------
+
+    def on_request(self, stream: Stream, request: Request) -> None:
+        """See `hbone.connection.Handler`: a server opens no streams; the core refuses them."""
+
+    def on_response(self, stream: Stream, response: Response) -> None:
+        """See `hbone.connection.Handler`."""
+        stream.user.answered(response)
+
+    def on_goaway(self, last_stream_id: int, code: int) -> None:
+        """See `hbone.connection.Handler`: streams that the peer has not looked at know it."""
+        self._unusable()
+        self.ended()
+
+    def on_writable(self) -> None:
+        """See `hbone.connection.Handler`."""
+        if self.transport is not None:
+            self.transport.resume_waiting()
+
+    def on_pong(self, opaque: bytes) -> None:
+        """See `hbone.connection.Handler`: being read is what counts."""
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def _unusable(self) -> None:
+        if self.usable:
+            self.usable = False
+            self._pool.unusable(self)
+
+    def _close(self) -> None:
+        core, transport = self._core, self.transport
+        assert core is not None and transport is not None
+        self._unusable()
+        core.goaway(ErrorCode.NO_ERROR)
+        transport.close()
+
+    def _failed(self, error: NodenetError) -> None:
+        if self.error is not None:
+            return
+        self.error = error
+        pool = self._pool
+        pool.timers.connects.discard(self)
+        pool.timers.idle.discard(self)
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            pool.wires.poller.retire(sock.fileno(), sock)
+        if self._dial_flow is not None:
+            pool.connector.dial_over(self._dial_flow)
+        self.usable = False
+        pool.gone(self)
+        waiting, self._waiting = self._waiting, deque()
+        for opener in waiting:
+            opener.not_connected(error)
+
+
+class _Unanswered:
+    """Receives for a stream whose CONNECT is not answered yet."""
+
+    __slots__ = ("_connection", "_opener")
+
+    def __init__(self, connection: ClientConnection, opener: Opener) -> None:
+        self._connection = connection
+        self._opener = opener
+
+    def data(self, payload: memoryview) -> None:
+        """Before the answer there is none; the core sees to that."""
+
+    def ended(self) -> None:
+        """With the answer: a refusal, which `Opener.answered` has told."""
+
+    def reset(self, code: int) -> None:
+        """The peer does not want it, or is gone."""
+        error = self._connection.error
+        if error is None:
+            error = ConnectFailed(f"h2 failed: stream reset by the peer: {code_name(code)}")
+        self._opener.refused(error, code in _UNTOUCHED or self._connection.error is not None)
+
+    def writable(self) -> None:
+        """Nothing is written yet."""
+
+
+def _io_error(number: int | None) -> ConnectFailed:
+    return ConnectFailed(f"io error: {os.strerror(number or errno.EIO)}")

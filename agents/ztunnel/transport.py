@@ -1,0 +1,484 @@
+"""TLS over a raw socket, HTTP/2 over TLS: the wire of HBONE. The hot path.
+
+Ciphertext goes through memory BIOs, so that a socket is read and written in large pieces with
+record-sized work only inside OpenSSL. Everything read in one go is decrypted into one reused
+buffer and given to the HTTP/2 core as a single view; payload is never assembled or copied here.
+
+Small frames collect in the core's outbox and leave as one record at the end of the poller's turn;
+large ones are encrypted at once. While the socket does not take what was encrypted, the transport
+is `congested`: whoever has payload waits (`wait`) and is resumed in order, so that memory stays
+bounded by one write and slow receivers are felt by the senders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import select
+import socket
+import ssl
+from _socket import socket as RawSocket
+from collections import deque
+from typing import ClassVar, Final, Protocol, cast
+
+from nodenet.agents.ztunnel.deadlines import Deadlines
+from nodenet.agents.ztunnel.flow_facts import ResponseFlag
+from nodenet.agents.ztunnel.poller import Poller
+from nodenet.agents.ztunnel.relay import reset_on_close
+from nodenet.errors import NodenetError
+from nodenet.hbone.connection import Connection
+from nodenet.hbone.errors import H2Error
+from nodenet.identity.errors import HandshakeFailed, TlsError
+from nodenet.identity.peer import tls_error
+
+#: Bytes read from a socket at a time, and of payload read from an application at a time.
+CHUNK_BYTES: Final = 256 * 1024
+#: Plaintext decrypted before the core sees it; one record more than what is read at a time.
+PLAIN_BYTES: Final = CHUNK_BYTES + 16 * 1024
+#: The most one TLS record holds.
+_RECORD_BYTES: Final = 16 * 1024
+#: Frames up to this size are put together into one record; above it the copy costs more.
+SMALL_BYTES: Final = 4 * 1024
+#: Reads of one transport before the other sockets get their turn.
+ROUNDS: Final = 4
+#: Length of a frame's header, RFC 9113 section 4.1.
+FRAME_HEADER_BYTES: Final = 9
+#: Seconds of silence before a peer is asked for a sign of life, and for its answer
+#: (ztunnel: src/proxy/h2.rs, PING).
+PING_SECONDS: Final = 10.0
+PONG_SECONDS: Final = 20.0
+#: Seconds a TLS handshake may take, from the first byte to the last.
+HANDSHAKE_SECONDS: Final = 10.0
+#: Seconds a connection that ends gets to send what it still has.
+LINGER_SECONDS: Final = 5.0
+
+_PING_OPAQUE: Final = b"nodenet\0"
+_READABLE: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+_ENDING: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+
+logger = logging.getLogger(__name__)
+
+
+class TransportLost(NodenetError):
+    """The connection to the peer is gone; the message is what the access log says."""
+
+
+class H2Failed(TransportLost):
+    """The peer broke HTTP/2."""
+
+    response_flag: ClassVar = ResponseFlag.H2_HANDSHAKE_FAILURE
+
+
+class Owner(Protocol):
+    """Whose transport it is."""
+
+    def secured(self, transport: Transport) -> Connection:
+        """The handshake is done: checks the peer and gives the core. TlsError refuses it."""
+
+    def ready(self, transport: Transport) -> None:
+        """Streams can be opened and are accepted from now on."""
+
+    def lost(self, transport: Transport, error: NodenetError) -> None:
+        """It is over; told once, whether it ever was secured or not."""
+
+
+class Waiter(Protocol):
+    """Has payload for a transport that is congested."""
+
+    def resume(self) -> None:
+        """It is not any more."""
+
+
+class Wires:
+    """What all transports of one poller share. Belongs to the worker's thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, poller: Poller) -> None:
+        self.loop = loop
+        self.poller = poller
+        self.cipher = memoryview(bytearray(CHUNK_BYTES))
+        """What was just read from a socket."""
+        self.plain = memoryview(bytearray(PLAIN_BYTES))
+        """What was just decrypted; a view of it is valid until the next read."""
+        self.frame = memoryview(bytearray(FRAME_HEADER_BYTES + CHUNK_BYTES))
+        """A DATA frame being made: the payload is read straight behind the header's place."""
+        self.handshakes = Deadlines[Transport](loop, HANDSHAKE_SECONDS, _handshake_expired)
+        self.pings = Deadlines[Transport](loop, PING_SECONDS, _ping)
+        self.pongs = Deadlines[Transport](loop, PONG_SECONDS, _pong_expired)
+        self.lingers = Deadlines[Transport](loop, LINGER_SECONDS, _linger_expired)
+        self._dirty: list[Transport] = []
+
+    def close(self) -> None:
+        """Forgets all timers. No transport may be left."""
+        for deadlines in (self.handshakes, self.pings, self.pongs, self.lingers):
+            deadlines.close()
+
+    def flush_later(self, transport: Transport) -> None:
+        """Has what a transport collected written at the end of this turn."""
+        if not self._dirty:
+            if self.poller.delivering:
+                self.poller.at_end(self._flush)
+            else:
+                self.loop.call_soon(self._flush)
+        self._dirty.append(transport)
+
+    def _flush(self) -> None:
+        dirty, self._dirty = self._dirty, []
+        for transport in dirty:
+            transport.flush_queued = False
+            transport.flush()
+
+
+class Transport:
+    """One TLS connection with one HTTP/2 connection in it.
+
+    Made for a connected socket; the handshake begins with `start`. The socket belongs to it.
+    """
+
+    __slots__ = (
+        "_incoming",
+        "_outgoing",
+        "_read",
+        "_waiting",
+        "_wires",
+        "_write",
+        "alive",
+        "closing",
+        "congested",
+        "core",
+        "error",
+        "fd",
+        "flush_queued",
+        "over",
+        "owner",
+        "pending",
+        "queued",
+        "sock",
+        "tls",
+    )
+
+    def __init__(
+        self, wires: Wires, sock: RawSocket, context: ssl.SSLContext, owner: Owner, *, server: bool
+    ) -> None:
+        self._wires = wires
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.owner = owner
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
+        self._read, self._write = self.tls.read, self.tls.write
+        self.core: Connection | None = None
+        """None until the handshake is done."""
+        self.congested = False
+        """Ciphertext waits for the socket: nobody may add payload."""
+        self.pending: memoryview | None = None
+        self.queued = False
+        self.flush_queued = False
+        self.closing = False
+        self.over = False
+        self.error: NodenetError | None = None
+        """Why it is over."""
+        self.alive = False
+        """Something was read since the last PING."""
+        self._waiting: deque[Waiter] = deque()
+
+    def start(self) -> None:
+        """Begins the handshake. The poller tells this object about the socket already."""
+        self._wires.handshakes.add(self)
+        self._shake()
+
+    # -- poller.Target --------------------------------------------------------------------------
+
+    def event(self, mask: int) -> None:
+        """See `poller.Target`."""
+        if mask & select.EPOLLOUT and self.pending is not None:
+            self._write_pending()
+        if mask & _READABLE and not (self.over or self.queued):
+            self._receive(bool(mask & _ENDING))
+
+    def resume(self) -> None:
+        """See `poller.Target`: reads on where the last turn's share was used up."""
+        self.queued = False
+        if not self.over:
+            self._receive(True)
+
+    def broken(self) -> None:
+        """See `poller.Target`."""
+        self.abort(TransportLost("io error: internal error"))
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def send(self, frame: memoryview) -> None:
+        """Sends a whole DATA frame, after everything the core has queued.
+
+        Not while `congested`. ``frame`` may be reused when this returns.
+        """
+        core = self.core
+        assert core is not None
+        outbox = core.outbox
+        if len(frame) <= SMALL_BYTES:
+            outbox += frame
+            self.flush_soon()
+            return
+        if outbox:
+            self._encrypt_outbox(core)
+        self._encrypt(frame)
+        self._send_encrypted()
+
+    def flush_soon(self) -> None:
+        """Has the core's outbox written at the end of the turn."""
+        if not self.flush_queued:
+            self.flush_queued = True
+            self._wires.flush_later(self)
+
+    def flush(self) -> None:
+        """Writes what the core has queued, unless the socket takes nothing now."""
+        core = self.core
+        if self.over or self.pending is not None or core is None:
+            return
+        if core.outbox:
+            self._encrypt_outbox(core)
+        self._send_encrypted()
+
+    def wait(self, waiter: Waiter) -> None:
+        """Has ``waiter`` resumed when the transport is not congested any more, in order."""
+        self._waiting.append(waiter)
+
+    def resume_waiting(self) -> None:
+        """Resumes those that wait, in order, as far as the socket and the windows let them."""
+        waiting = self._waiting
+        for _ in range(len(waiting)):  # those that have to wait again are at the end
+            if self.congested or self.over or not waiting:
+                return
+            waiting.popleft().resume()
+
+    def _encrypt_outbox(self, core: Connection) -> None:
+        self._encrypt(memoryview(bytes(core.outbox)))
+        core.outbox.clear()
+
+    def _encrypt(self, view: memoryview) -> None:
+        write, size = self._write, len(view)
+        # one record at a time is all that OpenSSL does in partial-write mode
+        done = write(view)
+        while done < size:
+            done += write(view[done:])
+
+    def _send_encrypted(self) -> None:
+        data = self._outgoing.read()
+        if not data:
+            return
+        try:
+            sent = self._send_raw(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._socket_failed(error)
+            return
+        if sent < len(data):
+            self.pending = memoryview(data)[sent:]
+            self.congested = True
+
+    def _write_pending(self) -> None:
+        pending = self.pending
+        assert pending is not None
+        try:
+            sent = self._send_raw(pending)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._socket_failed(error)
+            return
+        if sent < len(pending):
+            self.pending = pending[sent:]
+            return
+        self.pending = None
+        self.congested = False
+        self.flush()
+        self.resume_waiting()
+        if self.closing and not self.congested:
+            self.close()
+
+    def _send_raw(self, data: bytes | memoryview) -> int:
+        return self.sock.send(data, socket.MSG_DONTWAIT)
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def _receive(self, to_the_end: bool) -> None:
+        wires = self._wires
+        cipher, receive, feed = wires.cipher, self.sock.recv_into, self._incoming.write
+        for _ in range(ROUNDS):
+            try:
+                count = receive(cipher, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._socket_failed(error)
+                return
+            if not count:
+                self._ended()
+                return
+            feed(cipher[:count])
+            self.alive = True
+            if not self.deliver():
+                return
+            if count < CHUNK_BYTES and not to_the_end:
+                # empty: on a stream a read is short for no other reason
+                return
+        self.queued = True
+        wires.poller.again(self)
+
+    def deliver(self) -> bool:
+        """Decrypts what has arrived and gives it to the core; False when that was the end."""
+        core = self.core
+        if core is None:
+            if not self._shake():
+                return not self.over
+            core = self.core
+            assert core is not None
+        incoming, read, plain = self._incoming, self._read, self._wires.plain
+        size = 0
+        try:
+            while incoming.pending:
+                # with a buffer it returns a count, which the stubs do not know
+                count = cast(int, read(_RECORD_BYTES, plain[size:]))
+                if not count:
+                    self._give(core, plain[:size])
+                    self._ended()
+                    return False
+                size += count
+                if size > PLAIN_BYTES - _RECORD_BYTES:
+                    if not self._give(core, plain[:size]):
+                        return False
+                    size = 0
+        except ssl.SSLWantReadError:
+            pass  # the rest of a record is still on its way
+        except ssl.SSLZeroReturnError:
+            self._give(core, plain[:size])
+            self._ended()
+            return False
+        except ssl.SSLError as error:
+            self.abort(tls_error(error))
+            return False
+        return self._give(core, plain[:size]) if size else True
+
+    def _give(self, core: Connection, view: memoryview) -> bool:
+        try:
+            core.receive(view)
+        except H2Error as error:
+            self.flush()  # its GOAWAY
+            self.abort(H2Failed(f"h2 failed: {error.text}"))
+            return False
+        if core.outbox:
+            self.flush_soon()
+        return not self.over
+
+    # -- handshake -------------------------------------------------------------------------------
+
+    def _shake(self) -> bool:
+        """Goes on with the handshake; whether it is done now."""
+        try:
+            self.tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._send_encrypted()
+            return False
+        except (ssl.SSLError, OSError) as error:
+            self._send_encrypted()  # the alert
+            self.abort(tls_error(error))
+            return False
+        try:
+            core = self.owner.secured(self)
+        except TlsError as error:
+            self._send_encrypted()
+            self.abort(error)
+            return False
+        self._wires.handshakes.discard(self)
+        self._wires.pings.add(self)
+        self.core = core
+        self.owner.ready(self)
+        self.flush()
+        return not self.over
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Ends it in order: what the core has queued is written, then close_notify, then FIN."""
+        if self.over:
+            return
+        self.flush()
+        if self.over:
+            return
+        if self.congested:
+            self.closing = True
+            self._wires.lingers.add(self)
+            return
+        with contextlib.suppress(ssl.SSLError):  # the peer's own close_notify is not awaited
+            self.tls.unwrap()
+        self._send_encrypted()
+        self._finish(TransportLost("io error: closed"))
+
+    def abort(self, error: NodenetError) -> None:
+        """Ends it now; what is not sent is lost."""
+        if not self.over:
+            if self.pending is not None:
+                reset_on_close(self.sock)
+            self._finish(error)
+
+    def _ended(self) -> None:
+        if self.core is None:
+            self.abort(HandshakeFailed("the peer closed the connection during the handshake"))
+        else:
+            self.abort(TransportLost("io error: connection closed by the peer"))
+
+    def _socket_failed(self, error: OSError) -> None:
+        reason = os.strerror(error.errno or errno.EIO)
+        if self.core is None:
+            self.abort(HandshakeFailed(f"{reason} during the handshake"))
+        else:
+            self.abort(TransportLost(f"io error: {reason}"))
+
+    def _finish(self, error: NodenetError) -> None:
+        self.over = True
+        self.error = error
+        wires = self._wires
+        for deadlines in (wires.handshakes, wires.pings, wires.pongs, wires.lingers):
+            deadlines.discard(self)
+        self._waiting.clear()
+        self.pending = None
+        fd, self.fd = self.fd, -1
+        wires.poller.retire(fd, self.sock)
+        owner = self.owner
+        owner.lost(self, error)
+
+
+def _handshake_expired(transport: Transport) -> None:
+    transport.abort(HandshakeFailed(f"no end of the handshake within {HANDSHAKE_SECONDS:g} s"))
+
+
+def _ping(transport: Transport) -> None:
+    wires = transport._wires
+    if transport.alive:
+        # data is a sign of life as good as an answer
+        transport.alive = False
+        wires.pings.add(transport)
+        return
+    assert transport.core is not None
+    transport.core.ping(_PING_OPAQUE)
+    transport.flush_soon()
+    wires.pongs.add(transport)
+
+
+def _pong_expired(transport: Transport) -> None:
+    wires = transport._wires
+    if transport.alive:
+        transport.alive = False
+        wires.pings.add(transport)
+        return
+    transport.abort(
+        TransportLost(f"io error: no sign of life for {PING_SECONDS + PONG_SECONDS:g} s")
+    )
+
+
+def _linger_expired(transport: Transport) -> None:
+    transport.abort(TransportLost("io error: closed"))
