@@ -89,7 +89,7 @@ def far_side(
 def judge(policies: Policies, workload: Workload, context: RbacContext) -> FarSide:
     """What the policies of a workload say about a connection over mTLS."""
     unknown = [key for key in workload.authorization_policies if policies.get(key) is None]
-    found = PolicySet(policies.applying_to(workload), unknown)
+    found = PolicySet(policies.applying_to(workload, warn=False), unknown)
     verdict = found.evaluate(context)
     steps = (*_unknown(unknown), *_policy_steps(trace(found.policies, context), verdict))
     if verdict.allowed:
@@ -150,7 +150,7 @@ def _plain(policies: Policies, client: IPAddress, route: Route) -> FarSide:
     if workload is None or next_hop is None:
         return _passed(route.row, "not a workload of the mesh")
     context = RbacContext(client, None, Endpoint(next_hop.ip, next_hop.port))
-    applying = policies.applying_to(workload)
+    applying = policies.applying_to(workload, warn=False)
     if not applying:
         return _passed(route.row, f"{workload.uid} takes plain TCP and has no policies")
     verdict = PolicySet(applying).evaluate(context)

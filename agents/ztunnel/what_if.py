@@ -58,7 +58,7 @@ class OtherPolicies:
 
     def policies_of(self, workload: Workload) -> list[Policy]:
         """As `MeshState.policies_of`."""
-        return self.policies.applying_to(workload)
+        return self.policies.applying_to(workload, warn=False)
 
 
 def would_be_cut(live: Iterable[LiveInbound], policies: OtherPolicies) -> Iterator[Cut]:

@@ -68,17 +68,18 @@ class Policies:
                 del self._by_namespace[namespace]
         return policy
 
-    def applying_to(self, workload: Workload) -> list[Policy]:
+    def applying_to(self, workload: Workload, *, warn: bool = True) -> list[Policy]:
         """Those of its namespace, of the whole mesh, and those it refers to; each once.
 
-        A policy that it refers to and nobody knows is skipped with a warning: the control plane
-        sends workloads and policies apart, so one may come before the other.
+        A policy that it refers to and nobody knows is skipped, with a warning unless somebody only
+        asks what would be: the control plane sends workloads and policies apart, so one may come
+        before the other.
         """
         keys = dict(self._by_namespace.get(workload.namespace, {}))
         keys.update(self._by_namespace.get(_EVERYWHERE, {}))
         for key in workload.authorization_policies:
             if key in self._by_key:
                 keys[key] = None
-            else:
+            elif warn:
                 logger.warning("skipping unknown policy %s of workload %s", key, workload.uid)
         return [self._by_key[key] for key in keys]

@@ -232,10 +232,12 @@ def test_many_policies_are_counted() -> None:
     assert asked[-2].why == "84 more do not match"
 
 
-def test_a_policy_that_nobody_knows() -> None:
-    found = answer(mesh(), "10.1.0.2:80")
+def test_a_policy_that_nobody_knows(caplog: pytest.LogCaptureFixture) -> None:
+    found = answer(mesh(), "10.1.0.2:80", policy("other", Action.DENY, "nobody"))
     skipped = [step for step in found.steps if step.answer == "skipped"]
     assert [step.question for step in skipped] == ["policy shop/selected"]
+    # a question is no reason for a warning
+    assert not caplog.records
 
 
 def test_plaintext_tells_what_policies_would_say() -> None:
