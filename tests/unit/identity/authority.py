@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ssl
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from nodenet.identity.certificate import WorkloadCertificate
 from nodenet.identity.chain import CertificateChain
@@ -123,3 +125,27 @@ def shake(server: ssl.SSLContext, client: ssl.SSLContext) -> Ends:
             raise HandshakeBroke(side, error, other) from error
     assert not waiting
     return ends
+
+
+def make_crl(
+    issuer: Issuer, serials: Iterable[int], *extensions: tuple[x509.ExtensionType, bool]
+) -> x509.CertificateRevocationList:
+    """A list of an issuer, of yesterday and over since: lists do not expire."""
+    now = datetime.fromtimestamp(int(time.time()), UTC)
+    builder = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(issuer.certificate.library().subject)
+        .last_update(now - timedelta(days=1))
+        .next_update(now - timedelta(hours=1))
+    )
+    for serial in serials:
+        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now)
+        builder = builder.add_revoked_certificate(entry.build())
+    for extension, critical in extensions:
+        builder = builder.add_extension(extension, critical=critical)
+    return builder.sign(issuer.key.signer, HASH)
+
+
+def crl_pem(issuer: Issuer, *serials: int) -> bytes:
+    """The same as PEM."""
+    return make_crl(issuer, serials).public_bytes(serialization.Encoding.PEM)
