@@ -11,17 +11,37 @@ from __future__ import annotations
 import difflib
 import ipaddress
 from collections.abc import Sequence
+from random import Random
 from typing import Final
 
-from nodenet.agents.ztunnel.explain import Mesh, Question
+from nodenet.agents.ztunnel.explain import Mesh, Question, explain
+from nodenet.agents.ztunnel.explanation import Explanation
 from nodenet.endpoint import IPAddress, parse_endpoint, unmapped
 from nodenet.errors import NotFound, UsageError
 from nodenet.mesh.model import Endpoint, Service, Workload, ip_of
+from nodenet.mesh.policy_json import policies_from_json
 from nodenet.mesh.state import MeshState
 
 _UID: Final = "uid:"
 #: Candidates named in an error.
 _NAMED_MAX: Final = 5
+
+
+def answer(
+    mesh: Mesh,
+    src: str,
+    dst: str,
+    *,
+    rng: Random,
+    node: str = "",
+    policies: bytes | None = None,
+) -> Explanation:
+    """Question and answer in one, as the admin surface needs it.
+
+    ``policies`` is JSON of policies to take in addition; PolicyRefused when one cannot be read.
+    """
+    others = policies_from_json(policies) if policies is not None else ()
+    return explain(mesh, question(mesh, src, dst, node=node), rng=rng, policies=others)
 
 
 def question(mesh: Mesh, src: str, dst: str, *, node: str = "") -> Question:

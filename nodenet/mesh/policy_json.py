@@ -44,11 +44,15 @@ _NOTHING: Final[tuple[object, ...]] = ([], {}, None)
 
 def policy_from_json(data: bytes | str) -> Policy:
     """Reads one policy from JSON text. PolicyRefused also when it is not JSON."""
-    try:
-        value = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
-        raise PolicyRefused(None, (), f"not JSON: {error}") from error
-    return policy_from_object(value)
+    return policy_from_object(_parsed(data))
+
+
+def policies_from_json(data: bytes | str) -> list[Policy]:
+    """Reads one policy, a list of them, or an object that has them under ``policies``."""
+    value = _parsed(data)
+    if isinstance(value, Mapping) and "policies" in value:
+        value = value["policies"]
+    return [policy_from_object(each) for each in (value if isinstance(value, list) else [value])]
 
 
 def policy_to_json(policy: Policy) -> bytes:
@@ -87,6 +91,15 @@ def match_to_object(match: Match) -> dict[str, Any]:
     """One match as a dict, only the fields that hold something."""
     fields = ((key, getattr(match, name), write) for key, (name, _, write) in _FIELDS.items())
     return {key: [write(item) for item in items] for key, items, write in fields if items}
+
+
+def _parsed(data: bytes | str) -> object:
+    try:
+        value: object = msgspec.json.decode(data)
+    # the last two: a text with half a surrogate pair, thousands of brackets
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        raise PolicyRefused(None, (), f"not JSON: {error}") from error
+    return value
 
 
 def _policy(value: object) -> Policy:

@@ -25,6 +25,7 @@ from nodenet.mesh.policy import (
     StringMatch,
 )
 from nodenet.mesh.policy_json import (
+    policies_from_json,
     policy_from_json,
     policy_from_object,
     policy_to_json,
@@ -200,10 +201,32 @@ def test_refusal_names_the_policy(value: object, name: str | None) -> None:
     assert caught.value.policy == name
 
 
-@pytest.mark.parametrize("text", [b"{", b"", "[1,", b"\xff"])
+@pytest.mark.parametrize("text", [b"{", b"", "[1,", b"\xff", '"\ud800"', b"[" * 100_000])
 def test_what_is_not_json(text: bytes | str) -> None:
     with pytest.raises(PolicyRefused, match="not JSON"):
         policy_from_json(text)
+    with pytest.raises(PolicyRefused, match="not JSON"):
+        policies_from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        (smallest(name="a"), ["a"]),
+        ([smallest(name="a"), smallest(name="b")], ["a", "b"]),
+        ({"policies": [smallest(name="a")], "workloads": []}, ["a"]),
+        ([], []),
+        ({"policies": []}, []),
+    ],
+)
+def test_several(value: object, names: list[str]) -> None:
+    assert [policy.name for policy in policies_from_json(json.dumps(value))] == names
+
+
+@pytest.mark.parametrize("value", [None, 1, [1], {"policies": None}, {"policies": {}}, {}])
+def test_not_several(value: object) -> None:
+    with pytest.raises(PolicyRefused):
+        policies_from_json(json.dumps(value))
 
 
 def _strings() -> st.SearchStrategy[StringMatch]:

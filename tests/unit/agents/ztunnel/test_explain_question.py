@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
-from nodenet.agents.ztunnel.explain_question import question
+from nodenet.agents.ztunnel.explain_question import answer, question
 from nodenet.errors import NodenetError, NotFound, UsageError
-from tests.unit.agents.ztunnel.mesh_scene import RESOURCES, key, mesh, pod, service
+from nodenet.mesh.policy import PolicyRefused
+from nodenet.mesh.policy_json import policy_to_json
+from tests.unit.agents.ztunnel.mesh_scene import DENY_CART, RESOURCES, key, mesh, pod, service
 
 
 @pytest.mark.parametrize(
@@ -111,6 +115,17 @@ def test_another_node() -> None:
     )
     assert question(mesh(), "web", "db:80").source.name == "web"
     assert question(mesh(), "cart", "db:80", node="n1").source.name == "cart"
+
+
+def test_question_and_answer_in_one() -> None:
+    found = answer(mesh(), "shop/cart", "shop/db-1:80", rng=Random(0))
+    assert (found.result, found.what_if) == ("mtls", None)
+    found = answer(
+        mesh(), "shop/cart", "shop/db-1:80", rng=Random(0), policies=policy_to_json(DENY_CART)
+    )
+    assert (found.result, found.policy) == ("denied", "shop/deny-cart")
+    with pytest.raises(PolicyRefused):
+        answer(mesh(), "shop/cart", "shop/db-1:80", rng=Random(0), policies=b"{}")
 
 
 def test_the_scene_is_as_counted() -> None:
