@@ -78,6 +78,8 @@ MAX_DIALS: Final = 4096
 MAX_CONTROL: Final = 16_384
 #: Ids closed here that a packet may still be on the way for.
 RECENT_IDS: Final = 1024
+#: Dials the percentiles are made of.
+RECENT_DIALS: Final = 256
 
 _UNLIMITED: Final = 1 << 62
 _NETWORKS: Final = frozenset({"tcp", "tcp4", "tcp6"})
@@ -99,6 +101,11 @@ class AgentCore:
         self.counts = counts or Counts()
         self.held_bytes = 0
         """Bytes of all tunnels that wait for their remotes."""
+        self.dialled = 0
+        """Dials that got a connection."""
+        self.failed_dials = 0
+        self.recent_dials: deque[float] = deque(maxlen=RECENT_DIALS)
+        """Seconds the last dials took."""
         self.half_close = OURS.half_close and peer.half_close
         both = OURS.shared_with(peer)
         self.window = OURS.window if both else 0
@@ -187,6 +194,10 @@ class AgentCore:
             return
         tunnel.up = True
         tunnel.progress_at = now
+        seconds = max(0.0, now - tunnel.dialled_at)
+        self.dialled += 1
+        self.recent_dials.append(seconds)
+        self.counts.dialled(seconds)
         self.tunnels[tunnel.connect_id] = tunnel
         self._push(DialResponse("", tunnel.connect_id, tunnel.random))
         if tunnel.endpoint.readable:
@@ -278,6 +289,7 @@ class AgentCore:
         tunnel.endpoint = self._remotes.dial(tunnel, packet.protocol, *found)
 
     def _refuse(self, random: int, text: str, *, timeout: bool = False) -> None:
+        self.failed_dials += 1
         failures = self.counts.dial_failures
         reason = "timeout" if timeout else "unknown"
         failures[reason] += 1

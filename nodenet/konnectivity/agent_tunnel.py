@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -9,6 +10,8 @@ from typing import Final, Protocol
 #: Bytes read from a remote at a time: a tunnel begins small and grows while it fills its reads.
 LEAST_READ_BYTES: Final = 16 * 1024
 MOST_READ_BYTES: Final = 256 * 1024
+#: Upper bounds of `Counts.dial_seconds_buckets` (apiserver-network-proxy: pkg/agent/metrics).
+DIAL_BUCKETS: Final = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0)
 
 
 class Endpoint(Protocol):
@@ -112,18 +115,33 @@ class Tunnel:
 
 
 class Counts:
-    """What one stream, or all of an agent's, have done; plain numbers, metrics are made of them."""
+    """What an agent's streams have done; plain numbers, metrics are made of them."""
 
-    __slots__ = ("dial_failures", "packets_in", "packets_out", "resets")
+    __slots__ = (
+        "dial_failures",
+        "dial_seconds_buckets",
+        "dial_seconds_sum",
+        "packets_in",
+        "packets_out",
+        "resets",
+    )
 
     def __init__(self) -> None:
         self.packets_in: dict[int, int] = {}
-        """By packet type."""
+        """By packet type, -1 for unknown ones."""
         self.packets_out: dict[int, int] = {}
         self.dial_failures: dict[str, int] = {"timeout": 0, "unknown": 0}
         """By the reason of upstream's metric."""
+        self.dial_seconds_buckets = [0] * (len(DIAL_BUCKETS) + 1)
+        """Dials that took up to each of `DIAL_BUCKETS` and more than the one before; then more."""
+        self.dial_seconds_sum = 0.0
         self.resets: dict[str, int] = {"stalled": 0, "window": 0}
         """Tunnels cut here, by reason."""
+
+    def dialled(self, seconds: float) -> None:
+        """A dial has its connection."""
+        self.dial_seconds_buckets[bisect_left(DIAL_BUCKETS, seconds)] += 1
+        self.dial_seconds_sum += seconds
 
 
 def split_address(address: str) -> tuple[str, int] | None:
