@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from random import Random
 
 import pytest
 
+from nodenet.agents.ztunnel.explain import Mesh
 from nodenet.agents.ztunnel.explain_question import answer, question
 from nodenet.errors import NodenetError, NotFound, UsageError
+from nodenet.mesh import dump, static_file
 from nodenet.mesh.policy import PolicyRefused
 from nodenet.mesh.policy_json import policy_to_json
+from nodenet.mesh.state import MeshState
 from tests.unit.agents.ztunnel.mesh_scene import DENY_CART, RESOURCES, key, mesh, pod, service
 
 
@@ -130,3 +134,14 @@ def test_question_and_answer_in_one() -> None:
 
 def test_the_scene_is_as_counted() -> None:
     assert len(RESOURCES) == 17
+
+
+@pytest.mark.parametrize("dst", ["shop/db:5432", "shop/guarded:80", "203.0.113.1:80"])
+def test_a_dump_gives_the_same_answer(dst: str) -> None:
+    live = mesh(DENY_CART)
+    dumped = static_file.from_dump(json.dumps(dump.mesh(live.state)))
+    state = MeshState()
+    state.replace((*dumped.workloads, *dumped.services, *dumped.policies))
+    offline = Mesh(state=state, network=live.network)
+    expected = answer(live, "shop/cart", dst, rng=Random(3))
+    assert answer(offline, "shop/cart", dst, rng=Random(3)) == expected
