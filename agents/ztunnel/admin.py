@@ -167,7 +167,7 @@ class Admin:
             "certificates": sum(1 for _ in source.certificates()),
             "pods": sum(1 for _ in source.pods()),
             "pool": sum(1 for _ in source.pool()),
-            "connections": len(self._telemetry),
+            "connections": self._telemetry.live,
         }
         return messages.json(
             StatusView(

@@ -48,6 +48,12 @@ class Judged(Protocol):
         """Why not; None when they would."""
 
 
+def dialled_from(flow: Flow) -> Address | None:
+    """Our own end of a dial; None where the kernel chose the address."""
+    host, port, _ = flow
+    return None if host is None else Address(host, port)
+
+
 class Connection:
     """A captured connection. ``near`` is the side that was accepted, ``far`` the one dialled.
 
@@ -96,6 +102,7 @@ class Connection:
         self._judged = judged
         self._error: NodenetError | None = None
         log.progress = self
+        log.dialled_from = dialled_from(dial_flow)
         self._legs: tuple[Leg, Leg] | None = None
 
     @property

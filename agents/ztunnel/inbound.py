@@ -17,7 +17,7 @@ from _socket import socket as RawSocket
 from typing import TYPE_CHECKING, Final
 
 from nodenet.agents.ztunnel.address import Address, ip_address
-from nodenet.agents.ztunnel.connection import socket_cookie
+from nodenet.agents.ztunnel.connection import dialled_from, socket_cookie
 from nodenet.agents.ztunnel.decision import Reason
 from nodenet.agents.ztunnel.ends import Draining, PolicyChanged, PolicyRejection
 from nodenet.agents.ztunnel.flow_facts import INBOUND, ResponseFlag
@@ -281,12 +281,15 @@ class InboundFlow:
             self._refuse_early(503, UpstreamFailed(f"{Reason.OVER_LIMIT.value}"))
             return
         pod.served.flow_begun(self)
-        self._log = pod.telemetry.opened(pod.inbound_facts(self, workload, route, request), self)
+        log = pod.telemetry.opened(pod.inbound_facts(self, workload, route, request), self)
+        log.hbone_conn, log.stream_id = peer.conn_id, self.stream.id
+        self._log = log
         self.context = RbacContext(peer.client_ip, peer.identity_text, route.destination)
         verdict = pod.admits(workload, self.context)
         if not verdict.allowed:
             self._refuse(401, PolicyRejection(verdict.text or ""))
             return
+        log.policy = verdict.policy
         self._dial(route)
 
     def judge(self) -> None:
@@ -372,6 +375,8 @@ class InboundFlow:
             self.dial_failed(error.errno or errno.EIO)
             return
         self._far = far
+        if self._log is not None:
+            self._log.dialled_from = dialled_from(self._dial_flow)
         pod.context.inbound_dials.add(self)
         try:
             pod.wires.poller.add(far.fileno(), STREAM, self)

@@ -28,7 +28,7 @@ def connection_of(flow: OpenFlow) -> ProxyConnection:
         security="mtls" if mtls else "plain",
         peer_identity=(facts.dst_identity if outbound else facts.src_identity) if mtls else None,
         upstream=str(facts.dst if outbound else target),
-        policy=facts.policy,
+        policy=flow.policy,
         bytes_sent=None if progress is None else progress.sent,
         bytes_received=None if progress is None else progress.received,
         start=rfc3339_ns(flow.started_ns),

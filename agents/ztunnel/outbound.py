@@ -162,6 +162,8 @@ class OutboundFlow:
         transport = connection.transport
         assert transport is not None
         near = self.near
+        if self._log is not None:
+            self._log.hbone_conn, self._log.stream_id = connection.conn_id, stream.id
         self._tunnel = Tunnel(pod.wires, transport, stream, near, self)
         try:
             pod.wires.poller.add(near.fileno(), STREAM, self._tunnel)

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 from nodenet.agents.ztunnel.address import Address
+from nodenet.agents.ztunnel.connection import socket_cookie
 from nodenet.agents.ztunnel.deadlines import Deadlines
 from nodenet.agents.ztunnel.poller import STREAM
 from nodenet.agents.ztunnel.transport import Transport, Wires
@@ -218,8 +219,10 @@ class ClientConnection:
         "_pool",
         "_sock",
         "_waiting",
+        "conn_id",
         "error",
         "key",
+        "opened",
         "peer_identity",
         "since",
         "transport",
@@ -239,6 +242,10 @@ class ClientConnection:
         self.transport: Transport | None = None
         self.usable = True
         """Takes new streams."""
+        self.conn_id = ""
+        """The kernel's id of its socket, hex, from the handshake on."""
+        self.opened = 0
+        """Streams since it was made."""
         self.peer_identity = ""
         """The peer's SPIFFE id, when the handshake is done."""
         self.since = pool.wires.loop.time()
@@ -275,6 +282,7 @@ class ClientConnection:
         core, transport = self._core, self.transport
         assert core is not None and transport is not None
         stream = core.open(block)
+        self.opened += 1
         stream.user = opener
         stream.receiver = _Unanswered(self, opener)
         self._pool.timers.idle.discard(self)
@@ -387,6 +395,7 @@ class ClientConnection:
     def secured(self, transport: Transport) -> Connection:
         """See `transport.Owner`."""
         self.peer_identity = str(peer.check_server(transport.tls, self.key.identities))
+        self.conn_id = socket_cookie(transport.sock)
         return Connection(Role.CLIENT, _CLIENT, self)
 
     def ready(self, transport: Transport) -> None:

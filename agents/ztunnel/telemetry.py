@@ -54,6 +54,7 @@ class OpenFlow:
         "facts",
         "hbone_conn",
         "over",
+        "policy",
         "progress",
         "started",
         "started_ns",
@@ -68,6 +69,8 @@ class OpenFlow:
         """The bytes of this moment; may be set later."""
         self.dialled_from: Address | None = None
         """Our own end of the connection to the destination, for who joins it with the kernel's."""
+        self.policy = facts.policy
+        """What admitted it, when that is known later."""
         self.hbone_conn: str | None = None
         """Which HBONE connection carries it, and as which stream."""
         self.stream_id: int | None = None
@@ -171,7 +174,8 @@ class Telemetry:
         """Connections that are open now, the oldest first."""
         return sorted(self._open, key=lambda flow: flow.started)
 
-    def __len__(self) -> int:
+    @property
+    def live(self) -> int:
         """How many are open."""
         return len(self._open)
 

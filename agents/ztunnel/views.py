@@ -54,6 +54,15 @@ class ProxyConnection(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     dialled_from: str | None
     """ENDPOINT of the proxy's own socket to the destination."""
 
+    @property
+    def key(self) -> str:
+        """Tells it from all others: tunnels of one HBONE connection have one socket."""
+        return (
+            self.id
+            if self.dir == "out" or self.stream_id is None
+            else f"{self.id}/{self.stream_id}"
+        )
+
 
 class PoolConnection(msgspec.Struct, frozen=True, kw_only=True):
     """One HBONE connection to another proxy."""

@@ -27,8 +27,22 @@ def command() -> None:
     metavar="SECONDS",
     help="For open connections at the end (5).",
 )
-@click.option("--access-log", is_flag=True, help="One line for each connection that has ended.")
-@click.option("--log-level", metavar="LEVEL", help="debug, info (default), warning, error.")
+@click.option(
+    "--access-log/--no-access-log",
+    default=None,
+    help="One line for each connection that has ended; on in a mesh.",
+)
+@click.option(
+    "--log-level",
+    metavar="FILTER",
+    help="off, error, warn, info (default), debug; info,access=off; RUST_LOG.",
+)
+@click.option("--mesh", metavar="FILE", help="Static mesh; LOCAL_XDS_PATH.")
+@click.option("--embedded-ca", metavar="DIRECTORY", help="Keys and certificates made here.")
+@click.option("--network", metavar="NAME", help="This cluster's network; NETWORK.")
+@click.option("--admin", metavar="ADDRESS:PORT", help="localhost:15000; '' for none.")
+@click.option("--stats", metavar="ADDRESS:PORT", help="Metrics, *:15020; '' for none.")
+@click.option("--readiness", metavar="ADDRESS:PORT", help="Probe, *:15021; '' for none.")
 @pass_globals
 def run(
     g: Globals,
@@ -37,8 +51,14 @@ def run(
     max_connections: int | None,
     connect_seconds: float | None,
     drain_seconds: float | None,
-    access_log: bool,
+    access_log: bool | None,
     log_level: str | None,
+    mesh: str | None,
+    embedded_ca: str | None,
+    network: str | None,
+    admin: str | None,
+    stats: str | None,
+    readiness: str | None,
 ) -> None:
     """Serve the enrolled pods of this node until SIGTERM.
 
@@ -58,6 +78,12 @@ def run(
             drain_seconds=drain_seconds,
             access_log=access_log,
             log_level=log_level or ("debug" if g.verbose else None),
+            mesh=mesh,
+            embedded_ca=embedded_ca,
+            network=network,
+            admin=admin,
+            stats=stats,
+            readiness=readiness,
         ),
         g.environ,
     )

@@ -25,8 +25,11 @@ class Client:
         self._loop = loop
         self._routes = self.world.admin.routes(over_unix=over_unix)
 
-    def __call__(
-        self, method: str, path: str, body: bytes = b"", **query: str
+    def __call__(self, method: str, path: str, **query: str) -> tuple[int, bytes]:
+        return self.ask(method, path, query)
+
+    def ask(
+        self, method: str, path: str, query: dict[str, str], body: bytes = b""
     ) -> tuple[int, bytes]:
         request = Request(method=method, path=path, query=query, headers={}, body=body)
 
@@ -146,7 +149,7 @@ def test_explaining(tcp: Client, unix: Client) -> None:
     )  # fmt: skip
     with pytest.raises(NotFound):  # the server makes it a 404
         tcp("GET", "/v1/explain", src="shop/nobody", dst="x:1")
-    unix("POST", "/v1/explain", b'{"name":"p"}', src="a", dst="b:1")
+    unix.ask("POST", "/v1/explain", {"src": "a", "dst": "b:1"}, b'{"name":"p"}')
     assert unix.world.source.asked == [("a", "b:1", b'{"name":"p"}')]
 
 

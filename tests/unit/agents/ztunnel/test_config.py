@@ -8,11 +8,40 @@ from pathlib import Path
 import pytest
 
 from nodenet.agents.ztunnel.config import ConfigError, ZtunnelConfig, load
+from nodenet.agents.ztunnel.log_control import LogFilter
 from nodenet.paths import Instance
 
 
 def test_defaults() -> None:
-    assert load({"NODENET_ID": "x"}) == ZtunnelConfig(instance=Instance("x"))
+    assert load({"NODENET_ID": "x"}) == ZtunnelConfig(
+        instance=Instance("x"),
+        # nobody's connections are worth a line without a mesh
+        log_filter=LogFilter.parse("access=off"),
+        # there may be many instances with an id on one host
+        admin=None,
+        stats=None,
+        readiness=None,
+    )
+
+
+def test_surfaces_can_be_moved_and_left_out() -> None:
+    config = load({"NODENET_ID": "x"}, admin="127.0.0.1:1500", stats="", readiness="*:15021")
+    assert (config.admin, config.stats, config.readiness) == ("127.0.0.1:1500", None, "*:15021")
+
+
+@pytest.mark.parametrize(
+    ("variables", "level", "access"),
+    [
+        ({}, logging.INFO, logging.INFO),
+        ({"RUST_LOG": "warn,access=info"}, logging.WARNING, logging.INFO),
+        ({"RUST_LOG": "debug", "NODENET_LOG_LEVEL": "error"}, logging.ERROR, logging.ERROR),
+    ],
+)
+def test_the_log_is_filtered_as_ztunnels(
+    variables: dict[str, str], level: int, access: int
+) -> None:
+    config = load({"NODENET_ID": "x", **variables}, access_log=True)
+    assert (config.log_level, config.access_level) == (level, access)
 
 
 def test_options_overrule_the_environment() -> None:
@@ -38,7 +67,10 @@ def test_an_empty_node_is_none() -> None:
         ({"connect_seconds": float("nan")}, "--connect-timeout=nan: must be at least 0.01 seconds"),
         ({"cgroup": "x/y"}, "--cgroup=x/y: give the directory's full path"),
         ({"node": "a/b"}, "--node='a/b': not a node's name"),
-        ({"log_level": "loud"}, "--log-level=loud: one of: debug info warning error"),
+        (
+            {"log_level": "loud"},
+            "--log-level=loud: 'loud' is not a level: off error warn info debug trace",
+        ),
     ],
 )
 def test_what_is_refused_names_option_value_and_reason(

@@ -86,7 +86,7 @@ def test_openmetrics_for_who_asks(loop: asyncio.AbstractEventLoop) -> None:
     accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
     kind, body = scrape(loop, telemetry, FIGURES, accept)
     assert kind == "application/openmetrics-text;charset=utf-8;version=1.0.0"
-    names = {family.name for family in parse_open(body)}
+    names = {family.name for family in parse_open(body)}  # type: ignore[no-untyped-call]
     assert {"istio_tcp_connections_opened", "workload_manager_proxies_started"} <= names
     assert not any(name.startswith("tokio") for name in names)
 

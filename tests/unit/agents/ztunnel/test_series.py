@@ -46,7 +46,8 @@ def test_openmetrics_is_parsed_too() -> None:
     every = AllSeries()
     every.of(outbound()).opened = 1
     every.of(inbound()).opened = 1
-    families = list(parse_open(b"".join(every.text(openmetrics=True)).decode() + "# EOF\n"))
+    text = b"".join(every.text(openmetrics=True)).decode() + "# EOF\n"
+    families = list(parse_open(text))  # type: ignore[no-untyped-call]
     assert [family.name for family in families] == [family.name for family in FAMILIES]
     assert len(families[0].samples) == 2
 

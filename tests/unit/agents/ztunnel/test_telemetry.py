@@ -142,7 +142,7 @@ def test_open_connections_are_known_until_they_end() -> None:
     assert world.telemetry.open_flows() == [first, second]
     first.closed(0, 0)
     assert world.telemetry.open_flows() == [second]
-    assert len(world.telemetry) == 1
+    assert world.telemetry.live == 1
 
 
 def test_what_replaces_a_workload_is_counted_apart_and_what_equals_it_is_not() -> None:
