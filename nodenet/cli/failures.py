@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -87,6 +86,8 @@ def causes(error: BaseException) -> Iterator[str]:
 
 def trace(error: BaseException) -> str:
     """The traceback: what -vv adds."""
+    import traceback
+
     return "".join(traceback.format_exception(error))
 
 
@@ -102,6 +103,8 @@ def _in_short(error: BaseException) -> str:
 
 def _place(error: BaseException) -> str:
     """`` (nodenet/conns/reader.py:42)``: the innermost line of ours."""
+    import traceback  # a millisecond that a command which goes well does not pay
+
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         head, found, tail = frame.filename.rpartition(f"{os.sep}nodenet{os.sep}")
         if found and "site-packages" not in tail:

@@ -51,6 +51,7 @@ Rules for such a module:
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Sequence
@@ -63,9 +64,16 @@ EXIT_INTERRUPT = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line (by default the process's) and returns its exit status.
 
-    Never raises but for SystemExit; everything that goes wrong is one line on stderr.
+    Never raises but for SystemExit; everything that goes wrong is one line on stderr. Does not
+    return where it may end the process itself, see `_leave`.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    status = _run(list(sys.argv[1:] if argv is None else argv))
+    if argv is None:
+        _leave(status)
+    return status
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
         # imported here, so that an interrupt during the imports is silent too
         from nodenet.cli import run
@@ -76,6 +84,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _abandon_stdout()
         return EXIT_PIPE
+
+
+def _leave(status: int) -> None:
+    """Ends the process, unless something waits to be told of its end.
+
+    The interpreter would take apart all it has made, object by object, before the memory goes
+    anyway: 9 ms after a list of 16,000 connections.
+    """
+    threading = sys.modules.get("threading")
+    if (
+        (threading is not None and threading.active_count() > 1)
+        or atexit._ncallbacks()
+        or sys.getprofile() is not None
+        or sys.gettrace() is not None
+    ):
+        return
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+    except (OSError, ValueError):
+        return  # the interpreter has its own way to say so
+    os._exit(status)
 
 
 def _abandon_stdout() -> None:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nodenet.endpoint import Endpoint, parse_endpoint, parse_port
 from nodenet.errors import UsageError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+    from nodenet.endpoint import Endpoint
 
 
 def spelling(param: click.Parameter | None) -> str:
@@ -74,6 +75,8 @@ class EndpointType(click.ParamType):  # type: ignore[type-arg]  # generic in the
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Endpoint:
         """`nodenet.endpoint.parse_endpoint`."""
+        from nodenet.endpoint import Endpoint, parse_endpoint
+
         return value if isinstance(value, Endpoint) else parse_endpoint(str(value))
 
 
@@ -86,6 +89,8 @@ class PortType(click.ParamType):  # type: ignore[type-arg]  # generic in the new
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
         """`nodenet.endpoint.parse_port`; the error names the option."""
+        from nodenet.endpoint import parse_port
+
         if isinstance(value, int):
             return value
         return parse_port(str(value), f"{spelling(param)} {value}")

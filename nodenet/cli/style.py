@@ -6,7 +6,6 @@ Decided once a run from the options, the environment and what stdout is. Pure bu
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -84,9 +83,14 @@ def of_stdout(
     """The style for the process's stdout as it is now."""
     out = sys.stdout
     terminal = out is not None and out.isatty()
+    width = None
+    if terminal:
+        import shutil  # 2 ms that a pipe does not pay
+
+        width = shutil.get_terminal_size().columns
     encoding = (getattr(out, "encoding", None) or "ascii").lower().replace("-", "")
     return Style(
-        width=shutil.get_terminal_size().columns if terminal else None,
+        width=width,
         colour=wants_colour(choice, environ, terminal),
         redraw=terminal and environ.get("TERM") != "dumb" and not environ.get("NO_COLOR"),
         ellipsis="…" if encoding == "utf8" else "~",

@@ -169,5 +169,6 @@ if __name__ == "__main__":
         from nodenet.cli.main import main
 
         run.run.__defaults__ = (tree,)
-        sys.exit(main(sys.argv[2:]))
+        del sys.argv[1]
+        sys.exit(main())
     sys.exit(run.run(sys.argv[1:], tree))

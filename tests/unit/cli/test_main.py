@@ -108,6 +108,48 @@ def test_a_full_disk_is_one_line(process: Any) -> None:
     assert done.stderr == "nodenet: cannot write: stdout: no space left on device\n"
 
 
+def as_process(process: Any, before: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The entry point's own lines after some others, and one more that may not be reached."""
+    program = (
+        f"import sys; from nodenet.cli.main import main; {before}\n"
+        "status = main(); print('returned'); sys.exit(status)"
+    )
+    done = process(["-c", program, *arguments], PYTHONUNBUFFERED="")
+    assert isinstance(done, subprocess.CompletedProcess)
+    return done
+
+
+@pytest.mark.parametrize(
+    ("words", "status"), [("version -j", 0), ("-j version --bogus", 2), ("-j map show nothing", 4)]
+)
+def test_the_process_ends_without_taking_itself_apart(
+    process: Any, words: str, status: int
+) -> None:
+    # by an interpreter that buffers what goes into a pipe
+    done = as_process(process, "", *words.split(" "))
+    assert done.returncode == status
+    assert set(json.loads(done.stdout)) & {"ok", "error"}
+    assert done.stderr.count("\n") == (1 if status else 0)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "import atexit; atexit.register(print, 'the end')",
+        "import threading; e = threading.Event();"
+        "threading.Timer(0.05, lambda: print('the end')).start()",
+        "import cProfile; p = cProfile.Profile(); p.enable()",
+    ],
+    ids=["atexit", "thread", "profile"],
+)
+def test_what_waits_for_the_end_of_the_process_is_told(process: Any, before: str) -> None:
+    done = as_process(process, before, "version")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert "returned" in lines
+    assert ("the end" in lines) == ("the end" in before)
+
+
 def test_started_without_stdout(process: Any) -> None:
     done = subprocess.run(
         f"{sys.executable} -m nodenet.cli.main version >&-",
