@@ -38,6 +38,11 @@ class PodCounters:
         else:
             self.accepted_in += 1
 
+    def add(self, other: PodCounters) -> None:
+        """Takes in the counts of a pod that has gone."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
     def carried(self, sent: int, received: int) -> None:
         """A connection has ended after carrying so many bytes, seen from the pod."""
         self.bytes_sent += sent

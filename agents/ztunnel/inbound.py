@@ -152,6 +152,7 @@ class InboundPeer:
         """See `transport.Owner`."""
         core, self._core = self._core, None
         if core is None:
+            self.pod.telemetry.handshake_failed(INBOUND, error)
             self.pod.telemetry.failed(self.client, self.local, INBOUND, error.message)
         else:
             core.lost()
@@ -286,6 +287,7 @@ class InboundFlow:
         self._log = log
         self.context = RbacContext(peer.client_ip, peer.identity_text, route.destination)
         verdict = pod.admits(workload, self.context)
+        pod.telemetry.judged(verdict.policy, verdict.allowed)
         if not verdict.allowed:
             self._refuse(401, PolicyRejection(verdict.text or ""))
             return

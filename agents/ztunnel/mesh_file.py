@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 from typing import Final
 
@@ -29,13 +30,17 @@ class MeshFile:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, path: Path, state: MeshState) -> None:
         self._loop = loop
-        self._path = path
+        self.path = path
         self._state = state
         self._resources: tuple[Resource, ...] | None = None
         self._inotify: Inotify | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.error: str | None = None
         """Why the file as it is now is not in force; None when it is."""
+        self.mesh = static_file.StaticMesh()
+        """What is in force."""
+        self.loaded_ns = 0
+        """Unix time of the last change that came into force."""
         self.loads = 0
         """How often a changed file came into force."""
 
@@ -43,7 +48,7 @@ class MeshFile:
         """Reads the file, which must be good, and watches it from then on. NodenetError."""
         watch = Inotify()
         try:
-            watch.watch(self._path.parent, inotify.CONTENTS)
+            watch.watch(self.path.parent, inotify.CONTENTS)
             self._load()
         except BaseException:
             watch.close()
@@ -77,16 +82,17 @@ class MeshFile:
                 logger.error("mesh file not in force, what was known stays: %s", self.error)
         else:
             if changed:
-                logger.info("mesh file %s is in force: version %d", self._path, self._state.version)
+                logger.info("mesh file %s is in force: version %d", self.path, self._state.version)
 
     def _load(self) -> bool:
         """Brings the file into force; False when it is as it was. NodenetError."""
-        mesh = static_file.load(self._path)
+        mesh = static_file.load(self.path)
         resources: tuple[Resource, ...] = (*mesh.workloads, *mesh.services, *mesh.policies)
         self.error = None
         if resources == self._resources:
             return False
         self._resources = resources
+        self.mesh, self.loaded_ns = mesh, time.time_ns()
         self._state.replace(resources)
         self.loads += 1
         return True

@@ -285,6 +285,10 @@ class MeshPod:
         """See `pool.Connector`."""
         return self.served.dial(Dial(destination, None, MARK), (None, 0, destination))
 
+    def handshake_failed(self, error: NodenetError) -> None:
+        """See `pool.Connector`."""
+        self.telemetry.handshake_failed(OUTBOUND, error)
+
     def dial_over(self, flow: DialFlow) -> None:
         """See `pool.Connector`."""
         self.served.dial_over(flow)
@@ -488,6 +492,7 @@ class PlainInbound:
             pod.await_workload(self)
             return True
         verdict = pod.admits(workload, self._context)
+        pod.telemetry.judged(verdict.policy, verdict.allowed)
         log = pod.telemetry.opened(self._facts(workload, verdict))
         if not verdict.allowed:
             error = PolicyRejection(verdict.text or "")

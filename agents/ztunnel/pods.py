@@ -85,6 +85,11 @@ class RecordPodSource:
             self._no_retry(file)
         self._inotify.close()
 
+    @property
+    def pending(self) -> list[str]:
+        """Names of the record files whose pods cannot be served and are tried again."""
+        return sorted(name for name, file in self._files.items() if file.retry is not None)
+
     def _find_directory(self) -> None:
         """Watches the record directory, or the place where it will appear, and reads it."""
         self._above = None

@@ -96,6 +96,9 @@ class Connector(Protocol):
     def dial_over(self, flow: DialFlow) -> None:
         """That socket is gone."""
 
+    def handshake_failed(self, error: NodenetError) -> None:
+        """A connection has ended before it was ready."""
+
     def client_certificate(self, use: Callable[[ssl.SSLContext | NodenetError], None]) -> None:
         """Calls back with TLS settings of the pod's certificate, now or when there is one."""
 
@@ -413,6 +416,8 @@ class ClientConnection:
     def lost(self, transport: Transport, error: NodenetError) -> None:
         """See `transport.Owner`."""
         core, self._core = self._core, None
+        if core is None:
+            self._pool.connector.handshake_failed(error)
         self._failed(error)
         if core is not None:
             core.lost()

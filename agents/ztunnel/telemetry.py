@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -105,6 +106,10 @@ class OpenFlow:
                 self.facts, fragment, sent, received, telemetry.clock() - self.started, error
             )
 
+    def tell(self, facts: FlowFacts, shape: Shape) -> None:
+        """For `Telemetry.retold`."""
+        self.facts, self._shape = facts, shape
+
     def count(self, sent: int, received: int) -> None:
         """Brings the metrics up to so many bytes, seen from the pod."""
         series = self._shape.series
@@ -140,6 +145,10 @@ class Telemetry:
         """Accepted sockets open now."""
         self.failures = {OUTBOUND: 0, INBOUND: 0}
         """Connections that ended before they were counted as opened."""
+        self.handshakes_failed: Counter[tuple[str, str]] = Counter()
+        """With other proxies, by direction and kind of error."""
+        self.policy_hits: Counter[tuple[str, bool]] = Counter()
+        """Connections by the policy that settled it and whether it let them in."""
         self._shapes: dict[tuple[Any, ...], Shape] = {}
         self._open: set[OpenFlow] = set()
 
@@ -156,11 +165,29 @@ class Telemetry:
             self.log.opened(facts, shape.fragment or self.render(shape, facts))
         return flow
 
+    def retold(self, flow: OpenFlow, facts: FlowFacts) -> OpenFlow:
+        """More is known of an open connection: who answered behind another network's gateway.
+
+        It stays counted as opened with what was known then; its end and its bytes go with this.
+        """
+        flow.tell(facts, self._shape(facts))
+        return flow
+
     def failed(self, src: Address, dst: Address | None, direction: str, error: str) -> None:
         """A connection ended before its way was known: a line, and none of the mesh's metrics."""
         self.failures[direction] += 1
         if self.level <= logging.WARNING:
             self.log.failed(src, dst, direction, error)
+
+    def handshake_failed(self, direction: str, error: Exception) -> None:
+        """An HBONE connection has ended before it was ready."""
+        if ResponseFlag.of(error) is not NONE:
+            self.handshakes_failed[direction, type(error).__name__] += 1
+
+    def judged(self, policy: str | None, allowed: bool) -> None:
+        """A connection that arrived was let in or not, by a policy (``ns/name``) or by none."""
+        if policy is not None:
+            self.policy_hits[policy, allowed] += 1
 
     def socket_opened(self, direction: str) -> None:
         """A socket was accepted."""

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from nodenet.agents.ztunnel.admission import Admission
 from nodenet.agents.ztunnel.connection import Connection
-from nodenet.agents.ztunnel.counters import PodSnapshot
+from nodenet.agents.ztunnel.counters import PodCounters, PodSnapshot
 from nodenet.agents.ztunnel.deadlines import Deadlines
 from nodenet.agents.ztunnel.logs import LineBudget
 from nodenet.agents.ztunnel.mesh_pod import Mesh, MeshContext
@@ -80,6 +80,10 @@ class LocalWorker:
         self._home = NetNs.current()
         self._pods: dict[int, ServedPod] = {}
         self._leaving: set[ServedPod] = set()
+        self.started = 0
+        """Pods that began to be served."""
+        self.gone = PodCounters()
+        """Counts of the pods that have gone."""
         self._data_path = DataPath(
             loop=loop,
             poller=poller,
@@ -127,6 +131,7 @@ class LocalWorker:
         if other := self._pods.get(pod.cookie):
             raise PodRefused(f"pod {pod.name}: its namespace is served as {other.pod.name} already")
         self._pods[pod.cookie] = ServedPod(pod, netns, self._data_path)
+        self.started += 1
         logger.info("serving pod %s: netns %d, %s backend", pod.name, netns.inode, pod.backend)
 
     def change_pod(self, pod: Pod) -> None:
@@ -162,6 +167,10 @@ class LocalWorker:
         """See `Worker.snapshot`."""
         return sorted((s.snapshot() for s in self._all()), key=lambda s: (s.name, s.cookie))
 
+    def served(self) -> list[ServedPod]:
+        """Every pod, also those whose last connections are carried on."""
+        return list(self._all())
+
     def _all(self) -> Iterator[ServedPod]:
         yield from self._pods.values()
         yield from self._leaving
@@ -171,7 +180,11 @@ class LocalWorker:
         if self._pods.get(served.pod.cookie) is served:
             del self._pods[served.pod.cookie]
             self._leaving.add(served)
-            served.leave(self._leaving.discard)
+            served.leave(self._left)
+
+    def _left(self, served: ServedPod) -> None:
+        self._leaving.discard(served)
+        self.gone.add(served.counters)
 
     def _end_all(self) -> None:
         for served in list(self._all()):

@@ -7,9 +7,11 @@ import logging
 import pytest
 
 from nodenet.agents.ztunnel.access_log import AccessLog, LogFormat
+from nodenet.agents.ztunnel.ends import Draining
 from nodenet.agents.ztunnel.flow_facts import FlowFacts, ResponseFlag
 from nodenet.agents.ztunnel.series import Series
 from nodenet.agents.ztunnel.telemetry import MAX_SHAPES, Telemetry
+from nodenet.identity.errors import NotTls
 from nodenet.mesh.model import Workload
 from tests.unit.agents.ztunnel.flows import APP, VIP, Bytes, inbound, outbound, plain
 
@@ -173,3 +175,31 @@ def test_sockets_are_counted_by_direction() -> None:
     telemetry.socket_opened("inbound")
     telemetry.socket_closed("inbound")
     assert telemetry.sockets == {"outbound": 0, "inbound": 1}
+
+
+def test_who_answered_behind_a_gateway_is_told_later() -> None:
+    world = World()
+    far = plain(src_workload=None)
+    flow = world.telemetry.opened(far, Bytes(1, 1))
+    list(world.telemetry.count_live())
+    assert world.telemetry.retold(flow, outbound()) is flow
+    flow.closed(11, 22)
+    before, after = world.series(far), world.series(outbound())
+    assert (before.opened, before.closed, before.received) == (1, 0, 1)
+    assert (after.opened, after.closed, after.received) == (0, 1, 10)
+    assert 'dst.workload="db-0"' in world.lines[0]
+
+
+def test_verdicts_are_counted_by_policy() -> None:
+    telemetry = World().telemetry
+    telemetry.judged("shop/deny", False)
+    telemetry.judged("shop/deny", False)
+    telemetry.judged(None, True)
+    assert telemetry.policy_hits == {("shop/deny", False): 2}
+
+
+def test_handshakes_are_counted_by_what_went_wrong() -> None:
+    telemetry = World().telemetry
+    telemetry.handshake_failed("inbound", NotTls("SSH"))
+    telemetry.handshake_failed("inbound", Draining())
+    assert telemetry.handshakes_failed == {("inbound", "NotTls"): 1}
