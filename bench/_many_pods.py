@@ -17,7 +17,7 @@ from typing import Final
 
 from bench import _kernel_scene as kernel
 from bench._load import Load
-from bench._machine import two_cpus
+from bench._machine import as_installed, two_cpus
 from bench._report import Floor
 from bench._run import Options, Progress
 from bench._samples import Samples
@@ -118,7 +118,9 @@ def _command_cpu_ms(capture: Capture, fresh: Namespace) -> float:
     """CPU of the command as a process of its own, the interpreter's start included."""
     argv = [sys.executable, "-m", "nodenet.cli.main", "--id", str(capture.instance.id)]
     argv += ["-q", "capture", "enroll", "--wait", "0s", f"netns:{fresh.path}"]
-    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=as_installed()
+    ) as process:
         assert process.stderr is not None
         said = process.stderr.read().decode().strip()
         _, status, usage = os.wait4(process.pid, 0)

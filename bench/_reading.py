@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from bench._load import Load, Side
-from bench._machine import two_cpus
+from bench._machine import as_installed, two_cpus
 from bench._report import Floor
 from bench._run import Options, Progress
 from bench._samples import Samples
@@ -121,14 +121,14 @@ def measure_listing(
 
 
 def _check_listing(argv: list[str]) -> None:
-    done = subprocess.run(argv, capture_output=True, check=True)
+    done = subprocess.run(argv, capture_output=True, check=True, env=as_installed())
     rows = len(msgspec.json.decode(done.stdout, type=list[msgspec.Raw]))
     if rows != SOCKETS:
         raise ReadingWrong(f"conn list: {rows} of {SOCKETS} sockets are listed")
 
 
 def _run(argv: list[str]) -> None:
-    subprocess.run(argv, stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(argv, stdout=subprocess.DEVNULL, check=True, env=as_installed())
 
 
 def _start() -> None:
