@@ -13,10 +13,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
 
 from nodenet.identity.errors import CertificateRevoked, IdentityError
-from nodenet.identity.x509 import Certificate
+from nodenet.identity.x509 import UNREADABLE, Certificate
 
 #: A million revoked certificates; the whole is read into memory.
 MAX_CRL_BYTES: Final = 32 << 20
@@ -34,11 +33,12 @@ class CrlInvalid(IdentityError):
 class RevocationList:
     """One list: who is said to have signed it, and the serial numbers on it."""
 
-    __slots__ = ("_library", "issuer", "serials")
+    __slots__ = ("_library", "_signed_by", "issuer", "serials")
 
     def __init__(self, library: x509.CertificateRevocationList) -> None:
         """CrlInvalid when it is of a kind that is not kept whole in one list."""
         self._library = library
+        self._signed_by: dict[bytes, bool] = {}
         self.issuer = library.issuer.rfc4514_string()
         """For people; a name proves nothing."""
         for extension in library.extensions:
@@ -50,20 +50,28 @@ class RevocationList:
         self.serials = frozenset(entry.serial_number for entry in library)
 
     def is_signed_by(self, issuer: Certificate) -> bool:
-        """Whether this issuer signed it, and may."""
+        """Whether this issuer signed it, and may. Looked at once an issuer: it reads the list."""
+        answer = self._signed_by.get(issuer.der)
+        if answer is None:
+            if len(self._signed_by) >= _ISSUERS_KEPT:
+                self._signed_by.clear()
+            answer = self._signed_by[issuer.der] = self._verify(issuer)
+        return answer
+
+    def _verify(self, issuer: Certificate) -> bool:
         certificate = issuer.library()
         try:
             usage = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
             if not usage.crl_sign:
                 return False
-        except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+        except x509.ExtensionNotFound:
             pass  # no word about its use: any (RFC 5280 section 4.2.1.3)
         try:
             # the library says TypeError for kinds of keys that cannot sign
             return self._library.is_signature_valid(
                 certificate.public_key()  # type: ignore[arg-type]
             )
-        except (TypeError, ValueError, UnsupportedAlgorithm):
+        except UNREADABLE:
             return False
 
 
@@ -81,7 +89,7 @@ def read_lists(data: bytes) -> tuple[RevocationList, ...]:
         if not found:
             raise CrlInvalid("no CRL in it")
         return tuple(RevocationList(crl) for crl in found)
-    except (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension) as error:
+    except UNREADABLE as error:
         raise CrlInvalid(f"no CRL: {error}") from error
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from nodenet.identity.crl import MAX_CRL_BYTES, CrlInvalid, Revocations, read_lists
+from nodenet.identity.crl import MAX_CRL_BYTES, CrlInvalid, RevocationList, Revocations, read_lists
 from nodenet.identity.x509 import Certificate
 from nodenet.kernel.inotify import NAMES, Inotify, WatchFailed
 
@@ -51,7 +51,7 @@ class CrlFile:
         self._revocations = Revocations()
         self._told_missing = False
         if self._changed():
-            self._take(self._read())
+            self._take(*self._read(list(self._issuers())))
 
     def check(self, chain: Sequence[Certificate]) -> None:
         """CertificateRevoked when a peer's chain has a revoked leaf or intermediate.
@@ -80,7 +80,8 @@ class CrlFile:
                 watch(self.path.parent)
                 # also what changed since it was read, before it was watched
                 if self._changed():
-                    self._take(await asyncio.to_thread(self._read))
+                    known = list(self._issuers())
+                    self._take(*await asyncio.to_thread(self._read, known))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._poll):
                         await hint.wait()
@@ -108,16 +109,21 @@ class CrlFile:
         self._stamp = stamp
         return changed
 
-    def _read(self) -> Revocations | None:
-        """The file's lists; None, and a warning, when they cannot be read."""
+    def _read(self, known: list[Certificate]) -> tuple[Revocations | None, list[RevocationList]]:
+        """The file's lists, and which of them none of these issuers signed; in any thread.
+
+        None, and a warning, when they cannot be read.
+        """
         try:
             with self.path.open("rb") as file:
-                return Revocations(read_lists(file.read(MAX_CRL_BYTES + 1)))
+                revocations = Revocations(read_lists(file.read(MAX_CRL_BYTES + 1)))
+            # also saves the loop the work: signatures are verified once an issuer
+            return revocations, revocations.unsigned(known) if known else []
         except (OSError, CrlInvalid) as error:
             logger.warning("CRL file %s: %s; what was read before still counts", self.path, error)
-            return None
+            return None, []
 
-    def _take(self, revocations: Revocations | None) -> None:
+    def _take(self, revocations: Revocations | None, unsigned: list[RevocationList]) -> None:
         if revocations is None:
             return
         self._revocations = revocations
@@ -127,8 +133,7 @@ class CrlFile:
             len(revocations.lists),
             sum(len(one.serials) for one in revocations.lists),
         )
-        known = list(self._issuers())
-        for one in revocations.unsigned(known) if known else ():
+        for one in unsigned:
             logger.warning(
                 "CRL file %s: the list of %s is signed by none of our roots and intermediates "
                 "and ignored, but for peers that show its issuer",

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from nodenet.identity.errors import CaError, InvalidIdentity
 from nodenet.identity.keys import HASH, PrivateKey
 from nodenet.identity.spiffe import Identity
+from nodenet.identity.x509 import UNREADABLE
 
 #: A request is under 1 KiB; whoever sends more means harm.
 MAX_CSR_BYTES: Final = 16 * 1024
@@ -53,10 +54,8 @@ def read_csr(pem: str) -> SigningRequest:
         key = csr.public_key()
         proven = csr.is_signature_valid
         names = list(csr.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
-    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension) as error:
+    except (*UNREADABLE, x509.ExtensionNotFound) as error:
         raise CsrInvalid(f"signing request: cannot be read: {error}") from error
-    except Exception as error:  # kinds of keys and hashes the library does not know
-        raise CsrInvalid(f"signing request: not supported: {type(error).__name__}") from error
     if not proven:
         raise CsrInvalid("signing request: not signed with its own key")
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):

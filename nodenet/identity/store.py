@@ -41,7 +41,7 @@ BACKOFF_JITTER: Final = 0.2
 MIN_REFRESH_SECONDS: Final = 1.0
 #: No timer runs longer: the clock may be set, and a machine that slept does not count the time.
 MAX_TIMER_SECONDS: Final = 300.0
-#: Identities at a time. A node has some hundred pods; each identity costs about 100 KiB with its
+#: Identities at a time. A node has some hundred pods; each identity takes about 70 KiB with its
 #: two TLS contexts.
 MAX_IDENTITIES: Final = 4096
 #: Waiters of one identity: as many as a pod may have connections.

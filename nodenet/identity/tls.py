@@ -56,7 +56,7 @@ class TlsUnusable(IdentityError):
 class TlsContexts:
     """Server and client contexts, made at most once a certificate and gone with it.
 
-    A context costs about 2 ms to make and is made when it is first asked for.
+    A context takes 1 to 2 ms to make, 30 KiB to keep, and is made when it is first asked for.
     """
 
     def __init__(self, options: TlsOptions | None = None) -> None:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from nodenet.identity.errors import InvalidCertificate
 from nodenet.identity.keys import public_der
+
+#: What the library raises for bytes it cannot make sense of, wherever it looks at them.
+UNREADABLE: Final = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +44,7 @@ class Certificate:
         """From DER; InvalidCertificate."""
         try:
             return cls._of(x509.load_der_x509_certificate(der))
-        except (ValueError, TypeError) as error:
+        except UNREADABLE as error:
             raise InvalidCertificate(f"certificate: cannot be read: {error}") from error
 
     @classmethod
@@ -44,7 +54,7 @@ class Certificate:
             return ()
         try:
             return tuple(cls._of(c) for c in x509.load_pem_x509_certificates(text.encode()))
-        except (ValueError, TypeError) as error:
+        except UNREADABLE as error:
             raise InvalidCertificate(f"certificate: cannot be read: {error}") from error
 
     @classmethod
@@ -52,7 +62,7 @@ class Certificate:
         """From a certificate of the library; InvalidCertificate."""
         try:
             return cls._of(certificate)
-        except (ValueError, TypeError) as error:
+        except UNREADABLE as error:
             raise InvalidCertificate(f"certificate: cannot be read: {error}") from error
 
     @classmethod
@@ -79,8 +89,11 @@ class Certificate:
 
     @property
     def public_key_der(self) -> bytes:
-        """SubjectPublicKeyInfo."""
-        return public_der(self.library().public_key())
+        """SubjectPublicKeyInfo; InvalidCertificate when the key is of no known kind."""
+        try:
+            return public_der(self.library().public_key())
+        except UNREADABLE as error:
+            raise InvalidCertificate(f"certificate: its key cannot be read: {error}") from error
 
     def library(self) -> x509.Certificate:
         """The certificate as the library has it, for what is not among the fields."""
@@ -95,11 +108,4 @@ def _uris(certificate: x509.Certificate) -> tuple[str, ...]:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return ()
-    except x509.DuplicateExtension as error:
-        raise ValueError(str(error)) from error
     return tuple(names.get_values_for_type(x509.UniformResourceIdentifier))
-
-
-def same(left: Iterable[Certificate], right: Iterable[Certificate]) -> bool:
-    """Whether two lists hold the same certificates, in any order."""
-    return {c.der for c in left} == {c.der for c in right}

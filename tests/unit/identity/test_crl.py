@@ -94,6 +94,25 @@ def test_any_bytes_are_lists_or_a_typed_error(data: bytes) -> None:
             assert str(error)
 
 
+@pytest.mark.filterwarnings("ignore")  # the library has its own about odd names
+def test_a_damaged_list_counts_for_nothing_or_is_a_typed_error(authority: Authority) -> None:
+    own = authority.certificate(CART)
+    der = _der(authority.root, own.leaf.serial)
+    signed = x509.load_der_x509_crl(der).tbs_certlist_bytes
+    start = der.index(signed)
+    for at in range(len(der)):
+        for bit in range(8):
+            data = bytearray(der)
+            data[at] ^= 1 << bit
+            try:
+                found = Revocations(read_lists(bytes(data))).revoked(_chain(own))
+            except CrlInvalid as error:
+                assert str(error)
+                continue
+            # around the signed part one bit means nothing: padding of the signature
+            assert found is None or not start <= at < start + len(signed)
+
+
 @pytest.mark.parametrize(
     ("extension", "reason"),
     [

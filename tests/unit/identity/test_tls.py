@@ -7,17 +7,24 @@ import os
 import ssl
 import time
 import weakref
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from nodenet.errors import NotSupported
 from nodenet.identity import tls
 from nodenet.identity.certificate import WorkloadCertificate
+from nodenet.identity.chain import CertificateChain
 from nodenet.identity.errors import PeerRefused, PeerUntrusted
+from nodenet.identity.keys import PrivateKey
 from nodenet.identity.peer import tls_error
 from nodenet.identity.spiffe import Identity
 from nodenet.identity.tls import Compliance, TlsContexts, TlsOptions, TlsUnusable
+from nodenet.identity.x509 import Certificate
 from tests.unit.identity.authority import Authority, HandshakeBroke, shake
 
 CART = Identity("cluster.local", "shop", "cart")
@@ -59,6 +66,37 @@ def test_a_root_may_be_signed_by_another(contexts: TlsContexts) -> None:
     assert above.intermediate is not None
     below = Authority(above.intermediate)
     ends = shake(contexts.server(below.certificate(BANK)), contexts.client(below.certificate(CART)))
+    assert ends.talk(b"x") == b"x"
+
+
+def test_a_root_may_be_rsa(contexts: TlsContexts) -> None:
+    """As istiod's own is."""
+    now, rsa_key = datetime.now(UTC), rsa.generate_private_key(65537, 2048)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.ORGANIZATION_NAME, "cluster.local")])
+
+    def signed(public: ec.EllipticCurvePublicKey | rsa.RSAPublicKey, uri: str) -> Certificate:
+        names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)])
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([]) if uri else name)
+            .issuer_name(name)
+            .public_key(public)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(hours=1))
+            .not_valid_after(now + timedelta(hours=1))
+            .add_extension(x509.BasicConstraints(ca=not uri, path_length=None), critical=True)
+        )
+        builder = builder.add_extension(names, critical=True) if uri else builder
+        return Certificate.of(builder.sign(rsa_key, hashes.SHA256()))
+
+    root = signed(rsa_key.public_key(), "")
+
+    def workload(identity: Identity) -> WorkloadCertificate:
+        key = PrivateKey.generate()
+        chain = CertificateChain(leaf=signed(key.public(), str(identity)), roots=(root,))
+        return WorkloadCertificate.from_chain(identity, key, chain, now=time.time())
+
+    ends = shake(contexts.server(workload(BANK)), contexts.client(workload(CART)))
     assert ends.talk(b"x") == b"x"
 
 

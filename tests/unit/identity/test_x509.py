@@ -42,11 +42,19 @@ def test_any_bytes_are_a_certificate_or_a_typed_error(data: bytes) -> None:
         Certificate.parse(data)
 
 
-@given(st.integers(0, len(ROOT.der) - 1), st.integers(1, 255))
-def test_a_damaged_certificate_is_read_or_a_typed_error(at: int, change: int) -> None:
-    data = bytearray(ROOT.der)
-    data[at] ^= change
-    try:
-        assert Certificate.parse(bytes(data)).serial is not None
-    except InvalidCertificate as error:
-        assert "\n" not in str(error)
+@pytest.mark.filterwarnings("ignore")  # the library has its own about odd serials and names
+def test_a_damaged_certificate_is_read_or_a_typed_error(authority: Authority) -> None:
+    der = authority.certificate(CART).leaf.der
+    read = refused = 0
+    for at in range(len(der)):
+        for bit in range(8):
+            data = bytearray(der)
+            data[at] ^= 1 << bit
+            try:
+                certificate = Certificate.parse(bytes(data))
+                assert isinstance(certificate.public_key_der, bytes)
+                read += 1
+            except InvalidCertificate as error:
+                assert "\n" not in str(error)
+                refused += 1
+    assert read > 100 and refused > 100  # nobody looks at the signature here
