@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Protocol
 
+import msgspec
+
 from nodenet.abi import MARK, Direction
 from nodenet.agents.ztunnel.address import Address, ip_address
 from nodenet.agents.ztunnel.connection import socket_cookie
@@ -31,13 +33,14 @@ from nodenet.agents.ztunnel.pod import Pod
 from nodenet.agents.ztunnel.poller import Poller
 from nodenet.agents.ztunnel.pool import IDLE_SECONDS, MAX_STREAMS, Pool, PoolTimers
 from nodenet.agents.ztunnel.relay import reset_on_close
+from nodenet.agents.ztunnel.resolver import WAIT_SECONDS, Resolver
 from nodenet.agents.ztunnel.telemetry import Telemetry
 from nodenet.agents.ztunnel.transport import Wires
 from nodenet.errors import NodenetError
 from nodenet.hbone import hpack_codec
 from nodenet.hbone.baggage import Baggage, format_baggage, parse_baggage
 from nodenet.hbone.forwarded import format_forwarded, parse_forwarded_host
-from nodenet.hbone.headers import Request
+from nodenet.hbone.headers import Request, Response
 from nodenet.hbone.hpack_codec import HeaderBlock
 from nodenet.hbone.traceparent import new_traceparent
 from nodenet.identity.certificate import WorkloadCertificate
@@ -51,7 +54,7 @@ from nodenet.mesh.model import Endpoint, Workload
 from nodenet.mesh.policy_sets import PolicySets
 from nodenet.mesh.rbac import NoteKind, RbacContext, Verdict
 from nodenet.mesh.refused import UnknownSourceWorkload
-from nodenet.mesh.route import Route
+from nodenet.mesh.route import InnerTunnel, Route
 from nodenet.mesh.state import Change, MeshState
 
 if TYPE_CHECKING:
@@ -102,6 +105,8 @@ class MeshContext:
     pool_timers: PoolTimers
     answers: Deadlines[OutboundFlow]
     inbound_dials: Deadlines[InboundFlow]
+    resolver: Resolver
+    lookups: Deadlines[OutboundFlow]
     workload_waits: Deadlines[WorkloadWaiter]
 
     @classmethod
@@ -126,6 +131,8 @@ class MeshContext:
             pool_timers=PoolTimers(wires, connect_seconds, mesh.idle_seconds),
             answers=Deadlines(loop, ANSWER_SECONDS, OutboundFlow.not_answered),
             inbound_dials=Deadlines(loop, connect_seconds, InboundFlow.dial_expired),
+            resolver=Resolver(loop),
+            lookups=Deadlines(loop, WAIT_SECONDS, OutboundFlow.not_resolved),
             workload_waits=Deadlines(loop, WORKLOAD_SECONDS, _workload_unknown),
         )
 
@@ -133,7 +140,8 @@ class MeshContext:
         """Forgets all timers. No pod may be left."""
         self.wires.close()
         self.pool_timers.close()
-        for deadlines in (self.answers, self.inbound_dials, self.workload_waits):
+        self.resolver.close()
+        for deadlines in (self.answers, self.inbound_dials, self.lookups, self.workload_waits):
             deadlines.close()
 
     @property
@@ -243,8 +251,19 @@ class MeshPod:
             rng=context.rng,
         )
 
-    def connect_block(self, source: Workload, route: Route, client: Address) -> HeaderBlock:
-        """The CONNECT request of a connection."""
+    def resolve(self, flow: OutboundFlow, hostname: str) -> None:
+        """Has the flow told the addresses of a hostname, or that there are none in time."""
+        self.context.lookups.add(flow)
+        self.context.resolver.resolve(hostname, flow.resolved)
+
+    def lookup_over(self, flow: OutboundFlow) -> None:
+        """It has been told."""
+        self.context.lookups.discard(flow)
+
+    def connect_block(
+        self, source: Workload, route: Route, client: Address, inner: InnerTunnel | None = None
+    ) -> HeaderBlock:
+        """The CONNECT request of a connection, or of the tunnel within its tunnel."""
         service = route.service
         host = None if service is None else service.hostname
         rest = b"".join(
@@ -252,6 +271,9 @@ class MeshPod:
                 self._baggage_field(source),
                 hpack_codec.field(b"forwarded", format_forwarded(str(client), host)),
                 hpack_codec.field(b"traceparent", new_traceparent(self.context.rng).header()),
+                b""
+                if inner is None
+                else hpack_codec.field(b"x-forwarded-network", inner.network.encode()),
             )
         )
         return hpack_codec.connect(route.authority.encode(), rest)
@@ -277,6 +299,15 @@ class MeshPod:
             dst_identity=destination.identity if destination is not None else None,
             service=route.service,
             row=route.row,
+        )
+
+    def inner_facts(self, facts: FlowFacts, identity: str, response: Response) -> FlowFacts:
+        """What the proxy behind a gateway has told, in place of what is known of the gateway."""
+        return msgspec.structs.replace(
+            facts,
+            dst_workload=None,
+            dst_baggage=_baggage_of(tuple(response.get_all(b"baggage"))),
+            dst_identity=identity,
         )
 
     # -- pool.Connector --------------------------------------------------------------------------

@@ -9,23 +9,28 @@ from __future__ import annotations
 
 import http
 import os
+import ssl
 from _socket import socket as RawSocket
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from nodenet.abi import MARK
 from nodenet.agents.ztunnel.address import Address
 from nodenet.agents.ztunnel.decision import Route as Dial
 from nodenet.agents.ztunnel.ends import Draining
-from nodenet.agents.ztunnel.flow_facts import OUTBOUND, ResponseFlag
+from nodenet.agents.ztunnel.flow_facts import OUTBOUND, FlowFacts, ResponseFlag
+from nodenet.agents.ztunnel.inner import InnerClient
 from nodenet.agents.ztunnel.poller import STREAM
 from nodenet.agents.ztunnel.pool import ClientConnection, ConnectFailed, PoolKey
 from nodenet.agents.ztunnel.relay import reset_on_close
+from nodenet.agents.ztunnel.transport import Transport
 from nodenet.agents.ztunnel.tunnel import Tunnel
+from nodenet.endpoint import IPAddress
 from nodenet.errors import NodenetError
 from nodenet.hbone.headers import Response
 from nodenet.hbone.stream import Stream
 from nodenet.mesh.model import Workload
-from nodenet.mesh.refused import Refused
+from nodenet.mesh.refused import NoResolvedAddresses, Refused
 from nodenet.mesh.route import Protocol, Route
 
 if TYPE_CHECKING:
@@ -37,6 +42,7 @@ ATTEMPTS: Final = 2
 #: Draws until another endpoint than the failed one comes up.
 _DRAWS: Final = 8
 _OK: Final = 200
+_UNAVAILABLE: Final = 503
 
 
 class HttpStatus(NodenetError):
@@ -57,6 +63,8 @@ class OutboundFlow:
     __slots__ = (
         "_attempts",
         "_connection",
+        "_facts",
+        "_inner",
         "_log",
         "_pod",
         "_stream",
@@ -84,7 +92,10 @@ class OutboundFlow:
         self._connection: ClientConnection | None = None
         self._stream: Stream | None = None
         self._tunnel: Tunnel | None = None
+        self._inner: InnerClient | None = None
         self._log: OpenFlow | None = None
+        self._facts: FlowFacts | None = None
+        """What is to be counted when it is known who is behind the gateway."""
 
     @property
     def sent(self) -> int:
@@ -108,12 +119,42 @@ class OutboundFlow:
         except Refused as error:
             self._refuse(error)
             return
-        log = pod.telemetry.opened(pod.outbound_facts(self, source, route), self)
+        if route.resolve is not None:
+            pod.resolve(self, route.resolve.hostname)
+            return
+        self._set_out(source, route)
+
+    def resolved(self, addresses: Sequence[IPAddress] | None) -> None:
+        """What the look-up of the destination's hostname has come to; None: it failed."""
+        source, route = self.source, self.route
+        if self.over or source is None or route is None or route.resolve is None:
+            return
+        self._pod.lookup_over(self)
+        try:
+            if addresses is None:
+                raise NoResolvedAddresses(route.resolve.uid, row=route.row)
+            route = self.route = route.resolved(addresses, self._pod.context.rng)
+        except Refused as error:
+            self._refuse(error)
+            return
+        self._set_out(source, route)
+
+    def not_resolved(self) -> None:
+        """The look-up has not come to anything in time."""
+        self.resolved(None)
+
+    def _set_out(self, source: Workload, route: Route) -> None:
+        pod = self._pod
+        facts = pod.outbound_facts(self, source, route)
         if route.protocol is Protocol.TCP:
             self.over = True
+            log = pod.telemetry.opened(facts)
             pod.served.pass_through(self, self.near, Dial(_address(route), None, MARK), log)
             return
-        self._log = log
+        if route.inner is None:
+            self._log = pod.telemetry.opened(facts, self)
+        else:
+            self._facts = facts
         self._attempt(route)
 
     def workload_unknown(self) -> None:
@@ -132,6 +173,9 @@ class OutboundFlow:
         if self._tunnel is not None:
             self._tunnel.cut(error)
             return
+        inner, self._inner = self._inner, None
+        if inner is not None and inner.wire is not None:
+            inner.wire.abort(error)
         stream, connection = self._stream, self._connection
         if stream is not None and connection is not None:
             connection.give_up(stream)
@@ -157,18 +201,20 @@ class OutboundFlow:
         pod.answers.discard(self)
         if response.status != _OK:
             connection.give_up(stream)
-            self._fail(HttpStatus(response.status))
+            self._stream = self._connection = None
+            error = HttpStatus(response.status)
+            if response.status == _UNAVAILABLE:  # its application is not there; another's may be
+                self._again_or_fail(error)
+            else:
+                self._fail(error)
             return
         transport = connection.transport
         assert transport is not None
-        near = self.near
-        if self._log is not None:
-            self._log.hbone_conn, self._log.stream_id = connection.conn_id, stream.id
-        self._tunnel = Tunnel(pod.wires, transport, stream, near, self)
-        try:
-            pod.wires.poller.add(near.fileno(), STREAM, self._tunnel)
-        except OSError as error:  # fs.epoll.max_user_watches, memory
-            self._tunnel.cut(ConnectFailed(f"io error: {os.strerror(error.errno or 0)}"))
+        if self.route is not None and self.route.inner is not None:
+            pod.answers.add(self)
+            pod.client_certificate(self._begin_inner)
+            return
+        self._join(transport, stream)
 
     def not_connected(self, error: NodenetError) -> None:
         """See `pool.Opener`."""
@@ -187,19 +233,69 @@ class OutboundFlow:
         """The peer has not answered the CONNECT in time."""
         connection, stream = self._connection, self._stream
         if connection is not None and stream is not None and self._tunnel is None:
-            connection.give_up(stream)
-            self._fail(ConnectFailed("io error: no answer to CONNECT in time"))
+            self.cut(ConnectFailed("io error: no answer to CONNECT in time"))
+
+    # -- inner.InnerOpener -----------------------------------------------------------------------
+
+    def inner_answered(self, response: Response) -> None:
+        """See `inner.InnerOpener`."""
+        inner = self._inner
+        if self.over or inner is None:
+            return
+        self._pod.answers.discard(self)
+        if response.status != _OK:
+            self.inner_failed(HttpStatus(response.status))
+            return
+        assert inner.wire is not None and inner.stream is not None and self._facts is not None
+        # now it is known who is behind the gateway
+        facts = self._pod.inner_facts(self._facts, inner.peer_identity, response)
+        self._log, self._facts = self._pod.telemetry.opened(facts, self), None
+        self._join(inner.wire, inner.stream)
+
+    def inner_failed(self, error: NodenetError) -> None:
+        """See `inner.InnerOpener`."""
+        self.cut(error)
 
     # -- tunnel.TunnelOwner ----------------------------------------------------------------------
 
     def tunnel_ended(self, error: NodenetError | None) -> None:
         """See `tunnel.TunnelOwner`."""
         self._over(error)
-        connection = self._connection
+        inner, connection = self._inner, self._connection
+        if inner is not None and inner.wire is not None:
+            if error is None:
+                inner.close()
+            else:
+                inner.wire.abort(error)
         if connection is not None:
             connection.ended()
 
     # --------------------------------------------------------------------------------------------
+
+    def _begin_inner(self, context: ssl.SSLContext | NodenetError) -> None:
+        pod, connection, stream = self._pod, self._connection, self._stream
+        route, source = self.route, self.source
+        if self.over or connection is None or stream is None or route is None:
+            return
+        if isinstance(context, NodenetError):
+            self.cut(context)
+            return
+        transport = connection.transport
+        assert transport is not None and route.inner is not None and source is not None
+        block = pod.connect_block(source, route, self.client, inner=route.inner)
+        self._inner = InnerClient(self, route.inner.identities, block)
+        self._inner.start(pod.wires, transport, stream, context)
+
+    def _join(self, transport: Transport, stream: Stream) -> None:
+        """Lets the bytes flow."""
+        pod, near, connection = self._pod, self.near, self._connection
+        if self._log is not None and connection is not None:
+            self._log.hbone_conn, self._log.stream_id = connection.conn_id, stream.id
+        self._tunnel = Tunnel(pod.wires, transport, stream, near, self)
+        try:
+            pod.wires.poller.add(near.fileno(), STREAM, self._tunnel)
+        except OSError as error:  # fs.epoll.max_user_watches, memory
+            self._tunnel.cut(ConnectFailed(f"io error: {os.strerror(error.errno or 0)}"))
 
     def _attempt(self, route: Route) -> None:
         self._attempts += 1
@@ -216,7 +312,8 @@ class OutboundFlow:
                     route = self._pod.decide_outbound(source, self.client, self.original)
                 except Refused:
                     break
-                if route.next_hop != failed.next_hop and route.protocol is failed.protocol:
+                other = route.next_hop is not None and route.next_hop != failed.next_hop
+                if other and route.protocol is failed.protocol:
                     self.route = route
                     self._attempt(route)
                     return
@@ -232,6 +329,8 @@ class OutboundFlow:
         pod.served.flow_ended(self)
 
     def _fail(self, error: NodenetError) -> None:
+        if self.over:
+            return
         reset_on_close(self.near)
         self.near.close()
         self._over(error)
@@ -240,6 +339,8 @@ class OutboundFlow:
         if self.over:
             return
         self.over = True
+        if self._facts is not None:
+            self._log = self._pod.telemetry.opened(self._facts)
         if self._log is not None:
             flag = ResponseFlag.of(error)
             self._log.closed(

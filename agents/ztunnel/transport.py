@@ -92,6 +92,13 @@ class Waiter(Protocol):
         """It is not any more."""
 
 
+class Draining(Protocol):
+    """Waits for the end of something for a while."""
+
+    def expire(self) -> None:
+        """It has not come in time."""
+
+
 class Wires:
     """What all transports of one poller share. Belongs to the worker's thread."""
 
@@ -102,17 +109,26 @@ class Wires:
         """What was just read from a socket."""
         self.plain = memoryview(bytearray(PLAIN_BYTES))
         """What was just decrypted; a view of it is valid until the next read."""
+        self.inner_plain = memoryview(bytearray(PLAIN_BYTES))
+        """The same for connections within connections: both are in use at the same time."""
         self.frame = memoryview(bytearray(FRAME_HEADER_BYTES + CHUNK_BYTES))
         """A DATA frame being made: the payload is read straight behind the header's place."""
         self.handshakes = Deadlines[Transport](loop, HANDSHAKE_SECONDS, _handshake_expired)
         self.pings = Deadlines[Transport](loop, PING_SECONDS, _ping)
         self.pongs = Deadlines[Transport](loop, PONG_SECONDS, _pong_expired)
         self.lingers = Deadlines[Transport](loop, LINGER_SECONDS, _linger_expired)
+        self.drains = Deadlines[Draining](loop, LINGER_SECONDS, _drain_expired)
         self._dirty: list[Transport] = []
 
     def close(self) -> None:
         """Forgets all timers. No transport may be left."""
-        for deadlines in (self.handshakes, self.pings, self.pongs, self.lingers):
+        for deadlines in (
+            self.handshakes,
+            self.pings,
+            self.pongs,
+            self.lingers,
+            self.drains,
+        ):
             deadlines.close()
 
     def flush_later(self, transport: Transport) -> None:
@@ -140,6 +156,7 @@ class Transport:
     __slots__ = (
         "_incoming",
         "_outgoing",
+        "_plain",
         "_read",
         "_waiting",
         "_wires",
@@ -151,6 +168,7 @@ class Transport:
         "error",
         "fd",
         "flush_queued",
+        "in_order",
         "over",
         "owner",
         "pending",
@@ -169,6 +187,7 @@ class Transport:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
         self._read, self._write = self.tls.read, self.tls.write
+        self._plain = wires.plain
         self.core: Connection | None = None
         """None until the handshake is done."""
         self.congested = False
@@ -177,6 +196,8 @@ class Transport:
         self.queued = False
         self.flush_queued = False
         self.closing = False
+        self.in_order = False
+        """It ends because both sides have said all they had."""
         self.over = False
         self.error: NodenetError | None = None
         """Why it is over."""
@@ -337,7 +358,7 @@ class Transport:
                 return not self.over
             core = self.core
             assert core is not None
-        incoming, read, plain = self._incoming, self._read, self._wires.plain
+        incoming, read, plain = self._incoming, self._read, self._plain
         size = 0
         try:
             while incoming.pending:
@@ -416,13 +437,14 @@ class Transport:
         with contextlib.suppress(ssl.SSLError):  # the peer's own close_notify is not awaited
             self.tls.unwrap()
         self._send_encrypted()
+        self.in_order = True
         self._finish(TransportLost("io error: closed"))
 
     def abort(self, error: NodenetError) -> None:
         """Ends it now; what is not sent is lost."""
         if not self.over:
             if self.pending is not None:
-                reset_on_close(self.sock)
+                self._reset_on_release()
             self._finish(error)
 
     def _ended(self) -> None:
@@ -446,10 +468,16 @@ class Transport:
             deadlines.discard(self)
         self._waiting.clear()
         self.pending = None
+        self._release()
+        self.owner.lost(self, error)
+
+    def _reset_on_release(self) -> None:
+        reset_on_close(self.sock)
+
+    def _release(self) -> None:
+        """Gives the socket up."""
         fd, self.fd = self.fd, -1
-        wires.poller.retire(fd, self.sock)
-        owner = self.owner
-        owner.lost(self, error)
+        self._wires.poller.retire(fd, self.sock)
 
 
 def _handshake_expired(transport: Transport) -> None:
@@ -482,3 +510,7 @@ def _pong_expired(transport: Transport) -> None:
 
 def _linger_expired(transport: Transport) -> None:
     transport.abort(TransportLost("io error: closed"))
+
+
+def _drain_expired(drain: Draining) -> None:
+    drain.expire()
