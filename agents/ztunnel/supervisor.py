@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from typing import Final, TextIO
 
@@ -16,10 +17,17 @@ import uvloop
 
 from nodenet.agents.ztunnel import logs, process
 from nodenet.agents.ztunnel.access_log import AccessLog
+from nodenet.agents.ztunnel.admin import About, Admin
+from nodenet.agents.ztunnel.admin_source import ProxySource
 from nodenet.agents.ztunnel.config import ZtunnelConfig
+from nodenet.agents.ztunnel.log_control import ACCESS, LogControl, LogFilter, Loggers
 from nodenet.agents.ztunnel.log_writer import LineWriter
+from nodenet.agents.ztunnel.loop_lag import LoopLag
 from nodenet.agents.ztunnel.membership import membership
-from nodenet.agents.ztunnel.pods import PodSource, RecordPodSource
+from nodenet.agents.ztunnel.metrics import Metrics
+from nodenet.agents.ztunnel.pods import RecordPodSource
+from nodenet.agents.ztunnel.readiness import PROXY, Readiness
+from nodenet.agents.ztunnel.surfaces import Sockets, admin_socket, serving
 from nodenet.agents.ztunnel.telemetry import Telemetry
 from nodenet.agents.ztunnel.worker import LocalWorker
 
@@ -62,9 +70,20 @@ async def serve(
 
     Writes the line ``READY …`` to ``ready`` when the pods of this moment are served.
     """
+    started_ns = time.time_ns()
     loop = asyncio.get_running_loop()
     telemetry = Telemetry(AccessLog(config.log_format, writer.put), level=config.access_level)
     async with contextlib.AsyncExitStack() as stack:
+        sockets = stack.enter_context(
+            contextlib.closing(
+                Sockets(
+                    admin_socket(config.instance, config.node),
+                    admin=config.admin,
+                    stats=config.stats,
+                    readiness=config.readiness,
+                )
+            )
+        )
         stop = stack.enter_context(_StopSignals(loop))
         member = None
         if config.mesh_file is not None:
@@ -79,14 +98,36 @@ async def serve(
                 mesh=None if member is None else member.mesh,
             )
         )
-        source: PodSource = RecordPodSource(loop, config.instance, config.node)
+        source = RecordPodSource(loop, config.instance, config.node)
+        told = ProxySource(config, worker, source, telemetry, member, stop.request)
+        logs_in_force = stack.enter_context(
+            contextlib.closing(LogControl(config.log_filter, _Levels(telemetry).apply))
+        )
+        readiness = Readiness(PROXY)
+        about = About(
+            instance=config.instance.name,
+            node=config.node,
+            started_ns=started_ns,
+            istio_version=env.get("ISTIO_META_ISTIO_VERSION", "unknown"),
+        )
+        lag = stack.enter_context(contextlib.closing(LoopLag(loop)))
+        surfaces = await stack.enter_async_context(
+            serving(
+                sockets,
+                Admin(about, told, telemetry, logs_in_force, readiness),
+                Metrics(telemetry, told.figures, lag=lag, writer=writer),
+                readiness,
+            )
+        )
         with contextlib.closing(source):
             await source.start(worker)
+            readiness.done(PROXY)
             gc.collect()
             gc.freeze()
             gc.set_threshold(*_GC_THRESHOLD)
             _say_ready(config, worker, env, ready)
             await stop.first.wait()
+        await surfaces.close()
         await _drain(config, worker, stop, env)
 
 
@@ -100,17 +141,31 @@ class _StopSignals:
 
     def __enter__(self) -> _StopSignals:
         for number in _STOP_SIGNALS:
-            self._loop.add_signal_handler(number, self._received)
+            self._loop.add_signal_handler(number, self.request)
         return self
 
     def __exit__(self, *_exc: object) -> None:
         for number in _STOP_SIGNALS:
             self._loop.remove_signal_handler(number)
 
-    def _received(self) -> None:
+    def request(self) -> None:
+        """One more wish to end."""
         if self.first.is_set():
             self.second.set()
         self.first.set()
+
+
+class _Levels:
+    """Puts filters into force on the loggers and on the access log."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._loggers = Loggers()
+
+    def apply(self, wanted: LogFilter) -> None:
+        """See `LogControl`."""
+        self._loggers.apply(wanted)
+        self._telemetry.level = wanted.number(ACCESS)
 
 
 def _say_ready(

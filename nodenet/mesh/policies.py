@@ -45,7 +45,7 @@ class Policies:
         return len(self._by_key)
 
     def __iter__(self) -> Iterator[Policy]:
-        return iter(self._by_key.values())
+        return iter(list(self._by_key.values()))
 
     def insert(self, policy: Policy) -> None:
         """Adds or replaces, also when the scope has become another one."""

@@ -124,8 +124,8 @@ class Services:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Service]:
-        """All of them in the order of insertion, past the cache."""
-        return (self._decode(entry.encoded) for entry in self._entries.values())
+        """All of them of this moment in the order of insertion, past the cache."""
+        return (self._decode(entry.encoded) for entry in list(self._entries.values()))
 
     def by_hostname(self, hostname: str) -> list[Service]:
         """Every service with that hostname, oldest first, whoever may see it."""

@@ -64,8 +64,11 @@ class Workloads:
         return len(self._encoded)
 
     def __iter__(self) -> Iterator[Workload]:
-        """All of them in the order of insertion, past the cache: for dumps, not for connections."""
-        return map(self._decode, self._encoded.values())
+        """All of them in the order of insertion, past the cache: for dumps, not for connections.
+
+        Those of the moment it is asked: a dump is written in steps, and batches come in between.
+        """
+        return map(self._decode, list(self._encoded.values()))
 
     def by_address(self, network: str, address: bytes) -> Workload | None:
         """The workload that owns the address (packed). Host-network workloads are never found.
