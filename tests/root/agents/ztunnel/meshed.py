@@ -58,6 +58,8 @@ class Meshed:
         self.directory = directory
         self.a, self.b = topology.pair("a", "b")
         self.mesh_file = directory / "mesh.yaml"
+        self.meshes: dict[str, dict[str, list[dict[str, object]]]] = {}
+        """What the proxies of some nodes believe instead."""
         self.mesh: dict[str, list[dict[str, object]]] = {
             "workloads": [
                 workload("a", "n1", A4, A6),
@@ -78,9 +80,13 @@ class Meshed:
 
     def write(self) -> None:
         """Puts the mesh into force, or for the proxies to find when they start."""
-        temporary = self.directory / ".mesh.new"
-        temporary.write_text(yaml.safe_dump(self.mesh))
-        os.replace(temporary, self.mesh_file)
+        for node, mesh in ((None, self.mesh), *self.meshes.items()):
+            temporary = self.directory / ".mesh.new"
+            temporary.write_text(yaml.safe_dump(mesh))
+            os.replace(temporary, self._file_of(node))
+
+    def _file_of(self, node: str | None) -> Path:
+        return self.directory / f"{node}.yaml" if node in self.meshes else self.mesh_file
 
     def start(self, *options: str, nodes: Sequence[str] = ("n1", "n2")) -> Self:
         """Starts the proxies and enrols the pods."""
@@ -93,7 +99,7 @@ class Meshed:
                 cgroup,
                 log,
                 f"--node={node}",
-                f"--mesh={self.mesh_file}",
+                f"--mesh={self._file_of(node)}",
                 f"--embedded-ca={self.directory / 'ca'}",
                 *options,
             )
