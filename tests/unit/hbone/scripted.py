@@ -151,7 +151,7 @@ class Play:
         self.events.append("writable")
 
     def on_pong(self, opaque: bytes) -> None:
-        self.events.append(f"pong {opaque.decode()}")
+        self.events.append(f"pong {opaque.decode('latin-1')}")
 
     # -- the script ------------------------------------------------------------------------------
 
