@@ -176,7 +176,7 @@ def _mesh(document: object, *, closed: bool) -> StaticMesh:
     for service, endpoints in read:
         _map_ports(mapped, service.key, endpoints)
     if not closed:
-        staged = reading.mapping(top.get("stagedServices") or {}, ("stagedServices",))
+        staged = reading.mapping(_given(top, "stagedServices", {}), ("stagedServices",))
         for key, waiting in staged.items():
             _map_ports(mapped, key, endpoints_from_object(waiting, ("stagedServices", key)))
     workloads = _each(top, "workloads", workload_from_object, lambda found: found.uid)
@@ -218,7 +218,7 @@ def _each(
 ) -> list[R]:
     found: list[R] = []
     first: dict[str, Path] = {}
-    for index, value in enumerate(reading.sequence(top.get(section) or [], (section,))):
+    for index, value in enumerate(reading.sequence(_given(top, section, []), (section,))):
         path = (section, index)
         resource = read(value, path)
         key = key_of(resource)
@@ -227,6 +227,11 @@ def _each(
         first[key] = path
         found.append(resource)
     return found
+
+
+def _given(top: Mapping[str, object], section: str, absent: object) -> object:
+    value = top.get(section)
+    return absent if value is None else value
 
 
 def _policy(value: object, path: Path) -> Policy:
