@@ -3,7 +3,7 @@
 | strategy | agents it knows | takes |
 |---|---|---|
 | default | every one, by agent id | any, from a random one on |
-| destHost | every one, by each ``ipv4``, ``ipv6``, ``host`` identifier | the one that names the host |
+| destHost | every one, by its addresses and host names | the one that names the host |
 | defaultRoute | those with ``default-route=true``, by agent id | as default |
 
 An agent id may stand for several streams; the first one that is not draining is taken, because a
