@@ -27,7 +27,6 @@ from nodenet.agents.ztunnel.what_if import LiveInbound, live_inbound
 from nodenet.agents.ztunnel.worker import LocalWorker
 from nodenet.errors import NotFound
 from nodenet.mesh import dump
-from nodenet.mesh.policy_json import policy_from_json
 from nodenet.times import rfc3339_ns
 
 #: Rows of an identity's certificate states, for the gauge.
@@ -115,7 +114,7 @@ class ProxySource:
                 applies_to=tuple(sorted(applies.get(policy.key, ()))),
             )
 
-    def explain(self, src: str, dst: str, policy: bytes | None) -> Any:
+    def explain(self, src: str, dst: str, policies: bytes | None) -> Any:
         """See `views.AdminSource`."""
         if self._member is None:
             raise NoMesh
@@ -125,9 +124,9 @@ class ProxySource:
             certificates={c.identity: c.state.lower() for c in self.certificates()},
             live=self._live(),
         )
-        question = explain_question.question(mesh, src, dst, node=self._config.node or "")
-        others = () if policy is None else (policy_from_json(policy),)
-        return explain.explain(mesh, question, rng=random.Random(), policies=others)
+        return explain_question.answer(
+            mesh, src, dst, rng=random.Random(), node=self._config.node or "", policies=policies
+        )
 
     # -- identities ------------------------------------------------------------------------------
 

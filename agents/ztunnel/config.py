@@ -29,6 +29,7 @@ ENV_MAX_STREAMS: Final = "POOL_MAX_STREAMS_PER_CONNECTION"
 ENV_POOL_IDLE: Final = "POOL_UNUSED_RELEASE_TIMEOUT"
 ENV_BAGGAGE: Final = "ENABLE_RESPONSE_BAGGAGE"
 ENV_CRL: Final = "CRL_PATH"
+ENV_SOCKS5: Final = "UNSTABLE_ENABLE_SOCKS5"
 ENV_TLS12: Final = "TLS12_ENABLED"
 ENV_COMPLIANCE: Final = "COMPLIANCE_POLICY"
 ENV_LOG_FORMAT: Final = "LOG_FORMAT"
@@ -76,6 +77,8 @@ class ZtunnelConfig:
     """Streams of one connection to another proxy."""
     pool_idle_seconds: float = IDLE_SECONDS
     response_baggage: bool = True
+    socks5: bool = False
+    """Pods have a SOCKS5 listener on loopback."""
     crl: Path | None = None
     tls: TlsOptions = TlsOptions()
     admin: str | None = ADMIN
@@ -143,6 +146,7 @@ def load(
         max_streams=variables.number(env, ENV_MAX_STREAMS, defaults.max_streams, most=65_535),
         pool_idle_seconds=variables.duration(env, ENV_POOL_IDLE, defaults.pool_idle_seconds),
         response_baggage=variables.switch(env, ENV_BAGGAGE, defaults.response_baggage),
+        socks5=variables.switch(env, ENV_SOCKS5, defaults.socks5),
         crl=_path("CRL_PATH", None, ENV_CRL, env),
         tls=_tls(env),
         admin=_address("--admin", admin, defaults.admin if known else None),

@@ -47,18 +47,20 @@ class ListenFailed(NodenetError):
         self.errno = error.errno
 
 
-def open_listener(port: int) -> RawSocket:
+def open_listener(port: int, *, loopback: bool = False) -> RawSocket:
     """A listener for both address families in the calling thread's namespace.
 
-    For IPv4 alone where the namespace has no IPv6. ListenFailed when the port is taken.
+    For IPv4 alone where the namespace has no IPv6, and on ``loopback``, which is 127.0.0.1.
+    ListenFailed when the port is taken.
     """
     try:
-        return _listen(socket.AF_INET6, "::", port)
+        if not loopback:
+            return _listen(socket.AF_INET6, "::", port)
     except OSError as error:
         if error.errno not in _NO_IPV6:
             raise ListenFailed(port, error) from error
     try:
-        return _listen(socket.AF_INET, "0.0.0.0", port)
+        return _listen(socket.AF_INET, "127.0.0.1" if loopback else "0.0.0.0", port)
     except OSError as error:
         raise ListenFailed(port, error) from error
 

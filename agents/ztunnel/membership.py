@@ -57,6 +57,7 @@ async def membership(config: ZtunnelConfig, mesh_file: Path) -> AsyncIterator[Me
                     network=config.network,
                     response_baggage=config.response_baggage,
                     max_streams=config.max_streams,
+                    socks5=config.socks5,
                     idle_seconds=config.pool_idle_seconds,
                 ),
                 file=file,

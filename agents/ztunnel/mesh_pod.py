@@ -12,7 +12,7 @@ import logging
 import random
 import ssl
 from _socket import socket as RawSocket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Protocol
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from nodenet.abi import MARK, Direction
+from nodenet.agents.ztunnel import socks5
 from nodenet.agents.ztunnel.address import Address, ip_address
 from nodenet.agents.ztunnel.connection import socket_cookie
 from nodenet.agents.ztunnel.deadlines import Deadlines
@@ -36,6 +37,7 @@ from nodenet.agents.ztunnel.relay import reset_on_close
 from nodenet.agents.ztunnel.resolver import WAIT_SECONDS, Resolver
 from nodenet.agents.ztunnel.telemetry import Telemetry
 from nodenet.agents.ztunnel.transport import Wires
+from nodenet.endpoint import IPAddress
 from nodenet.errors import NodenetError
 from nodenet.hbone import hpack_codec
 from nodenet.hbone.baggage import Baggage, format_baggage, parse_baggage
@@ -69,6 +71,9 @@ ANSWER_SECONDS: Final = 15.0
 #: Identities kept as objects.
 _IDENTITIES_KEPT: Final = 4096
 
+#: Clients of one pod's SOCKS5 listener that have not said yet what they want.
+MAX_SOCKS_REQUESTS: Final = 1024
+_PORTS_WITH_SOCKS: Final = decision.PROXY_PORTS | {socks5.PORT}
 _NOTE_LEVELS: Final = {
     NoteKind.UNKNOWN_POLICY: logging.WARNING,
     NoteKind.DRY_RUN: logging.INFO,
@@ -89,6 +94,8 @@ class Mesh:
     response_baggage: bool = True
     max_streams: int = MAX_STREAMS
     """Streams of one connection to a peer."""
+    socks5: bool = False
+    """Applications may ask for connections on 127.0.0.1:15080."""
     idle_seconds: float = IDLE_SECONDS
     """After which a connection without streams is closed."""
 
@@ -107,6 +114,7 @@ class MeshContext:
     inbound_dials: Deadlines[InboundFlow]
     resolver: Resolver
     lookups: Deadlines[OutboundFlow]
+    socks_requests: Deadlines[socks5.Client]
     workload_waits: Deadlines[WorkloadWaiter]
 
     @classmethod
@@ -133,6 +141,7 @@ class MeshContext:
             inbound_dials=Deadlines(loop, connect_seconds, InboundFlow.dial_expired),
             resolver=Resolver(loop),
             lookups=Deadlines(loop, WAIT_SECONDS, OutboundFlow.not_resolved),
+            socks_requests=Deadlines(loop, socks5.REQUEST_SECONDS, socks5.Client.expire),
             workload_waits=Deadlines(loop, WORKLOAD_SECONDS, _workload_unknown),
         )
 
@@ -141,7 +150,13 @@ class MeshContext:
         self.wires.close()
         self.pool_timers.close()
         self.resolver.close()
-        for deadlines in (self.answers, self.inbound_dials, self.lookups, self.workload_waits):
+        for deadlines in (
+            self.answers,
+            self.inbound_dials,
+            self.lookups,
+            self.socks_requests,
+            self.workload_waits,
+        ):
             deadlines.close()
 
     @property
@@ -187,7 +202,7 @@ class MeshPod:
         self._workload_version = -1
         self._waiting: dict[WorkloadWaiter, None] = {}
         self._baggage: tuple[Workload | None, HeaderBlock] = (None, HeaderBlock(b""))
-        self._leaving = False
+        self._socks: set[socks5.Client] = set()
         self._unsubscribe = context.state.subscribe(self._changed)
 
     # -- who am I --------------------------------------------------------------------------------
@@ -249,6 +264,7 @@ class MeshPod:
             Endpoint(ip_address(original.host), original.port),
             network=context.network,
             rng=context.rng,
+            proxy_ports=_PORTS_WITH_SOCKS if context.mesh.socks5 else decision.PROXY_PORTS,
         )
 
     def resolve(self, flow: OutboundFlow, hostname: str) -> None:
@@ -309,6 +325,47 @@ class MeshPod:
             dst_baggage=_baggage_of(tuple(response.get_all(b"baggage"))),
             dst_identity=identity,
         )
+
+    def socks(self, near: RawSocket, client: Address) -> None:
+        """A connection accepted on 15080."""
+        context = self.context
+        if len(self._socks) >= MAX_SOCKS_REQUESTS:
+            reset_on_close(near)
+            near.close()
+            return
+        asking = socks5.Client(
+            context.wires.poller,
+            near,
+            client,
+            self.served.begin_outbound,
+            self.addresses_of,
+            self._socks_over,
+        )
+        self._socks.add(asking)
+        context.socks_requests.add(asking)
+        try:
+            asking.start()
+        except OSError:  # fs.epoll.max_user_watches, memory
+            asking.done = True
+            self._socks_over(asking, None)
+            near.close()
+
+    def addresses_of(self, name: str, done: Callable[[Sequence[IPAddress] | None], None]) -> None:
+        """Calls back with the addresses a client of this pod means by a hostname."""
+        context, workload = self.context, self.workload()
+        service = context.state.service_named(name, workload.namespace if workload else None)
+        vips = () if service is None else service.vips
+        here = [vip.ip for vip in vips if vip.network == context.network]
+        if here:
+            done(here)
+        else:
+            context.resolver.resolve(name, done)
+
+    def _socks_over(self, asking: socks5.Client, why: str | None) -> None:
+        self._socks.discard(asking)
+        self.context.socks_requests.discard(asking)
+        if why is not None:
+            logger.debug("%s: SOCKS5 client: %s", self.served.pod.name, why)
 
     # -- pool.Connector --------------------------------------------------------------------------
 
@@ -425,7 +482,8 @@ class MeshPod:
 
     def stop(self) -> None:
         """No new tunnels; those that are open go on, and then their connections end."""
-        self._leaving = True
+        for asking in list(self._socks):
+            asking.cut()
         for waiter in list(self._waiting):
             waiter.workload_unknown()
         self.pool.leave(self._left_pool)

@@ -73,6 +73,11 @@ class Poller:
         """From now on ``target`` is told about a descriptor that is watched already."""
         self._targets[fd] = target
 
+    def remove(self, fd: int) -> None:
+        """Tells nobody about a descriptor any more; it stays open."""
+        self._targets.pop(fd, None)
+        self._epoll.unregister(fd)
+
     def modify(self, fd: int, mask: int) -> None:
         """Changes what is told about a descriptor; 0 silences it."""
         self._epoll.modify(fd, mask)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from nodenet.abi import HBONE_PORT, INBOUND_PORT, OUTBOUND_PORT, Direction
-from nodenet.agents.ztunnel import connector
+from nodenet.agents.ztunnel import connector, socks5
 from nodenet.agents.ztunnel.address import Address, from_sockaddr, original_destination
 from nodenet.agents.ztunnel.admission import Admission
 from nodenet.agents.ztunnel.connection import (
@@ -228,6 +228,9 @@ class ServedPod:
                     opened.append((open_listener(port), direction, self._accept))
                 if self.mesh is not None:
                     opened.append((open_listener(HBONE_PORT), Direction.IN, self._accept_hbone))
+                    if self.mesh.context.mesh.socks5:
+                        listener = open_listener(socks5.PORT, loopback=True)
+                        opened.append((listener, Direction.OUT, self._accept_socks))
         except BaseException:
             for sock, _, _ in opened:
                 sock.close()
@@ -272,6 +275,24 @@ class ServedPod:
         assert mesh is not None
         mesh.inbound_hbone(near, from_sockaddr(peer), from_sockaddr(near.getsockname()))
         return True
+
+    def _accept_socks(self, near: RawSocket, peer: tuple[Any, ...], _: Direction) -> bool:
+        """Asks an application of the pod what it wants."""
+        mesh = self.mesh
+        assert mesh is not None
+        mesh.socks(near, from_sockaddr(peer))
+        return True
+
+    def begin_outbound(self, near: RawSocket, client: Address, original: Address) -> None:
+        """Carries what an application has asked for by SOCKS5."""
+        mesh = self.mesh
+        assert mesh is not None
+        if self.full:
+            self._refuse(near, client, Direction.OUT, Reason.OVER_LIMIT)
+            return
+        flow = mesh.outbound(near, client, original)
+        self.flow_begun(flow)
+        flow.begin()
 
     def pass_through(
         self, flow: OutboundFlow, near: RawSocket, route: Route, log: OpenFlow

@@ -18,6 +18,7 @@ import uvloop
 from nodenet.agents.ztunnel import logs, process
 from nodenet.agents.ztunnel.access_log import AccessLog
 from nodenet.agents.ztunnel.admin import About, Admin
+from nodenet.agents.ztunnel.admin_socket import admin_socket
 from nodenet.agents.ztunnel.admin_source import ProxySource
 from nodenet.agents.ztunnel.config import ZtunnelConfig
 from nodenet.agents.ztunnel.log_control import ACCESS, LogControl, LogFilter, Loggers
@@ -27,7 +28,7 @@ from nodenet.agents.ztunnel.membership import membership
 from nodenet.agents.ztunnel.metrics import Metrics
 from nodenet.agents.ztunnel.pods import RecordPodSource
 from nodenet.agents.ztunnel.readiness import PROXY, Readiness
-from nodenet.agents.ztunnel.surfaces import Sockets, admin_socket, serving
+from nodenet.agents.ztunnel.surfaces import Sockets, serving
 from nodenet.agents.ztunnel.telemetry import Telemetry
 from nodenet.agents.ztunnel.worker import LocalWorker
 

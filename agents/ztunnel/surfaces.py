@@ -14,7 +14,6 @@ import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
 
 from nodenet.agents.ztunnel.admin import Admin
 from nodenet.agents.ztunnel.metrics import Metrics
@@ -22,7 +21,6 @@ from nodenet.agents.ztunnel.readiness import Readiness
 from nodenet.httpd.connection import Limits
 from nodenet.httpd.server import HttpServer
 from nodenet.httpd.sockets import UnixListener, open_tcp, open_unix
-from nodenet.paths import Instance
 
 #: Its members may use the Unix socket (docs/cli.md, admin surfaces).
 GROUP: Final = "nodenet"
@@ -31,12 +29,6 @@ GROUP: Final = "nodenet"
 _ADMIN: Final = Limits(write_seconds=30.0)
 
 logger = logging.getLogger(__name__)
-
-
-def admin_socket(instance: Instance, node: str | None) -> Path:
-    """Where the proxy of a node answers: ``<run>/ztunnel.sock`` or ``ztunnel-<node>.sock``."""
-    suffix = "" if node is None else f"-{quote(node, safe='')}"
-    return instance.run / f"ztunnel{suffix}.sock"
 
 
 def _group() -> int | None:

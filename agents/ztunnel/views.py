@@ -231,8 +231,8 @@ class AdminSource(Protocol):
     def counts(self) -> dict[str, int]:
         """How many workloads, services and policies are known."""
 
-    def explain(self, src: str, dst: str, policy: bytes | None) -> Any:
-        """What would happen to a connection; ``policy`` is one more policy, JSON. NodenetError."""
+    def explain(self, src: str, dst: str, policies: bytes | None) -> Any:
+        """What would happen to a connection; ``policies``: more of them, JSON. NodenetError."""
 
     def shut_down(self) -> None:
         """Begins the graceful end, as SIGTERM does; returns at once."""

@@ -59,7 +59,7 @@ def test_outbound(world: Proxied, host: str, pod: str) -> None:
         source, destination = own(client), peer(client)
         exchange(client, server)
     line = proxy.wait_for(r"(?m)^.*\taccess\t(.*)$")[1]
-    assert f'direction="outbound" bytes_sent=8 bytes_recv=6' in line
+    assert 'direction="outbound" bytes_sent=8 bytes_recv=6' in line
     shown = "[{}]:{}" if ":" in host else "{}:{}"
     assert f"src.addr={shown.format(*source)} dst.addr={shown.format(*destination)}" in line
     assert "error" not in line
