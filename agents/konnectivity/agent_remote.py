@@ -18,6 +18,7 @@ import termios
 from _socket import socket as RawSocket
 from collections import deque
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any, Final
 
 from nodenet.agents.konnectivity.agent_resolver import Address, Resolver, literal
@@ -210,7 +211,7 @@ class Remote:
         sockets.poller.hand_over(self.fd, self)
         sockets.open += 1
         self._note(mask)
-        self._core.connected(self._tunnel, sockets.loop.time())
+        self._core.connected(self._tunnel, monotonic())
 
     def dial_expired(self) -> None:
         """`DIAL_SECONDS` are over."""
@@ -246,7 +247,7 @@ class Remote:
         tunnel, core = self._tunnel, self._core
         self._note(mask)
         if mask & select.EPOLLOUT and tunnel.held:
-            core.writable(tunnel, self._sockets.loop.time())
+            core.writable(tunnel, monotonic())
         if mask & _READABLE:
             if mask & select.EPOLLERR and tunnel.remote_ended:
                 core.failed(tunnel, self._socket_error())

@@ -1,0 +1,175 @@
+"""The life of an agent process: start, serve, drain, end.
+
+The first SIGTERM or SIGINT drains: every server is told, tunnels and late dials go on, and the
+process ends as soon as there have been none for a second, or at ``--drain-timeout``. (Upstream's
+agent only ever ends by a second signal, or by the kill at the end of the grace period.) The second
+one ends it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import grp
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from random import Random
+from typing import Final, TextIO
+
+import uvloop
+
+from nodenet.agents.konnectivity.agent_admin import AgentAdmin
+from nodenet.agents.konnectivity.agent_config import AgentConfig
+from nodenet.agents.konnectivity.agent_metrics import LeaseCounts
+from nodenet.agents.konnectivity.agent_remote import Sockets
+from nodenet.agents.konnectivity.agent_set import ClientSet
+from nodenet.errors import NodenetError
+from nodenet.httpd.server import HttpServer
+from nodenet.httpd.sockets import ANYWHERE, UnixListener, open_tcp, open_unix
+from nodenet.paths import Instance
+from nodenet.rpc.malloc import keep_large_buffers
+
+#: Whose members may ask at the Unix socket without being root (docs/cli.md, admin surfaces).
+GROUP: Final = "nodenet"
+#: Objects made between two collections. Tunnels free themselves, so there is little to find.
+_GC_THRESHOLD: Final = (50_000, 20, 20)
+_WANTED_FILES: Final = 1 << 20
+
+logger = logging.getLogger(__name__)
+
+
+def run(config: AgentConfig, instance: Instance, *, environ: Mapping[str, str] = os.environ) -> int:
+    """Runs the agent until it is told to end; the exit status. NodenetError before it serves."""
+    _raise_file_limit()
+    keep_large_buffers()
+    stop = StopSignals()
+    uvloop.run(serve(config, stop, admin_socket(config, instance), ready=sys.stderr))
+    return 0
+
+
+def admin_socket(config: AgentConfig, instance: Instance) -> Path:
+    """Where the agent answers: ``--admin-socket``, else in the run directory."""
+    return config.admin_socket or instance.run / "konnectivity-agent.sock"
+
+
+class StopSignals:
+    """The wishes to end: the first one drains, the second one ends. Usable without signals."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    def request(self) -> None:
+        """One more wish."""
+        if self.first.is_set():
+            self.second.set()
+        self.first.set()
+
+    @contextlib.contextmanager
+    def caught(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """Takes SIGTERM and SIGINT as wishes."""
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            loop.add_signal_handler(number, self.request)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+
+async def serve(config: AgentConfig, stop: StopSignals, path: Path, *, ready: TextIO) -> None:
+    """Serves until ``stop``, then drains. Listeners are opened before any server is dialled."""
+    loop = asyncio.get_running_loop()
+    async with contextlib.AsyncExitStack() as stack:
+        health = _listeners(config.health_host, config.health_port, "--health-server-port")
+        stack.callback(_close_all, health)
+        admin = _listeners(config.admin_host, config.admin_port, "--admin-server-port")
+        stack.callback(_close_all, admin)
+        unix = _unix(path, wanted=config.admin_socket is not None)
+        stack.enter_context(stop.caught(loop))
+        sockets = stack.enter_context(contextlib.closing(Sockets(loop)))
+        clients = ClientSet(config, sockets, rng=Random())
+        leases = LeaseCounts()
+        surface = stack.enter_context(
+            contextlib.closing(AgentAdmin(config, clients, sockets, leases))
+        )
+        await stack.enter_async_context(HttpServer("health", surface.health_routes(), health))
+        await stack.enter_async_context(
+            HttpServer("admin", surface.admin_routes(), [*admin, *unix])
+        )
+        gc.freeze()
+        gc.set_threshold(*_GC_THRESHOLD)
+        ready.write(f"READY konnectivity-agent agent-id={config.agent_id} pid={os.getpid()}\n")
+        ready.flush()
+        try:
+            await _until_stopped(config, clients, leases, stop)
+        finally:
+            clients.close()
+
+
+async def _until_stopped(
+    config: AgentConfig, clients: ClientSet, leases: LeaseCounts, stop: StopSignals
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        connecting = tasks.create_task(clients.run(), name="client set")
+        counting = None
+        if config.count_leases:
+            from nodenet.agents.konnectivity.agent_leases import count_leases
+
+            work = count_leases(config, leases, clients.count_leases)
+            counting = tasks.create_task(work, name="lease counter")
+        await stop.first.wait()
+        logger.info("draining: %d tunnels, up to %g s", clients.tunnels, config.drain_timeout)
+        connecting.cancel()
+        if counting is not None:
+            counting.cancel()
+        clients.drain()
+        drained = tasks.create_task(clients.drained(config.drain_timeout), name="drain")
+        hurry = tasks.create_task(stop.second.wait(), name="second signal")
+        await asyncio.wait((drained, hurry), return_when=asyncio.FIRST_COMPLETED)
+        cut = clients.tunnels
+        for task in (drained, hurry):
+            task.cancel()
+    logger.info("ended: %d tunnels cut", cut)
+
+
+def _listeners(host: str, port: int, option: str) -> list[socket.socket]:
+    return open_tcp(host or ANYWHERE, port, f"give another {option}")
+
+
+def _close_all(listeners: list[socket.socket]) -> None:
+    for each in listeners:
+        each.close()
+
+
+def _unix(path: Path, *, wanted: bool) -> list[UnixListener]:
+    """The Unix socket; none where it may not be made and nobody asked for it."""
+    try:
+        try:
+            group: int | None = grp.getgrnam(GROUP).gr_gid
+        except KeyError:
+            group = None
+        return [open_unix(path, "give another --admin-socket", group=group)]
+    except NodenetError as error:
+        if wanted:
+            raise
+        logger.info("no admin socket: %s", error.line())
+        return []
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in (_WANTED_FILES, hard):
+        if soft >= wanted:
+            return
+        with contextlib.suppress(ValueError, OSError):  # no right to, or over fs.nr_open
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, max(wanted, hard)))
+            return

@@ -1,0 +1,226 @@
+"""The agent's connections to all servers: keeps as many as there are servers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from nodenet.agents.konnectivity.agent_config import AgentConfig
+from nodenet.agents.konnectivity.agent_remote import Sockets
+from nodenet.agents.konnectivity.agent_resolver import literal
+from nodenet.agents.konnectivity.agent_stream import ConnectFailed, ServerStream, State
+from nodenet.konnectivity.agent_sync import Sync
+from nodenet.konnectivity.agent_tunnel import Counts
+
+#: A look-up of the servers' name that takes longer counts as failed.
+RESOLVE_SECONDS: Final = 5.0
+#: Without tunnels for so long the agent is drained: a dial on its way arrives before.
+QUIET_SECONDS: Final = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The last failure of an address."""
+
+    text: str
+    at: float
+    """Wall-clock time."""
+
+
+class ClientSet:
+    """See the module. `run` it in a task; `drain` and `close` end it."""
+
+    def __init__(self, config: AgentConfig, sockets: Sockets, *, rng: Random) -> None:
+        self.counts = Counts()
+        self.connect_failures = 0
+        """Attempts that came to nothing."""
+        self.stream_errors: dict[str, int] = {}
+        """Streams that did not end well, by gRPC code as Go prints it."""
+        self.failures: dict[str, Failure] = {}
+        """By address; a success removes it."""
+        self.streams: list[ServerStream] = []
+        """Connected ones, in the order they came."""
+        self.sync = Sync(
+            interval=config.sync_interval,
+            cap=config.sync_interval_cap,
+            forever=config.sync_forever,
+            source=config.count_source,
+            rng=rng,
+        )
+        self._config = config
+        self._sockets = sockets
+        self._loop = sockets.loop
+        self._changed = asyncio.Event()
+        self._by_address: dict[str, tuple[str, int]] = {}
+        self._attempts: set[ServerStream] = set()
+
+    @property
+    def ready(self) -> int:
+        """Servers that may dial here."""
+        return sum(stream.state is State.READY for stream in self.streams)
+
+    @property
+    def tunnels(self) -> int:
+        """Tunnels and dials of all streams."""
+        return sum(stream.tunnels for stream in self.streams)
+
+    async def run(self) -> None:
+        """Connects to servers until cancelled."""
+        resolved_at = float("-inf")
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                now = self._loop.time()
+                if now - resolved_at >= self._resolve_interval():
+                    await self._resolve()
+                    resolved_at = now = self._loop.time()
+                while (address := self.sync.next_address(now)) is not None:
+                    tasks.create_task(self._attempt(address), name=f"connect {address}")
+                wait = min(self.sync.wait(now), self._config.sync_interval_cap)
+                self._changed.clear()
+                try:
+                    async with asyncio.timeout(wait):
+                        await self._changed.wait()
+                except TimeoutError:
+                    pass
+
+    def count_leases(self, count: int) -> None:
+        """So many leases are valid."""
+        if count != self.sync.lease_count:
+            logger.info("%d server leases are valid", count)
+            self.sync.lease_count = count
+            self._changed.set()
+
+    def drain(self) -> None:
+        """Tells every server to choose this agent no more; no new connections are made."""
+        self.sync.draining = True
+        for stream in self.streams:
+            stream.drain()
+
+    async def drained(self, seconds: float) -> bool:
+        """Waits until there have been no tunnels for `QUIET_SECONDS`; False after ``seconds``."""
+        end = self._loop.time() + seconds
+        quiet_since: float | None = None
+        while True:
+            now = self._loop.time()
+            if self.tunnels:
+                quiet_since = None
+            elif quiet_since is None:
+                quiet_since = now
+            if quiet_since is not None and (now - quiet_since >= QUIET_SECONDS or not self.streams):
+                return True
+            if now >= end:
+                return False
+            await asyncio.sleep(min(0.1, end - now))
+
+    def close(self) -> None:
+        """Ends every stream; remotes are reset."""
+        self.sync.draining = True
+        for stream in [*self.streams, *self._attempts]:
+            stream.close()
+
+    # -- connecting -------------------------------------------------------------------------------
+
+    def _resolve_interval(self) -> float:
+        config = self._config
+        complete = len(self.sync.servers) >= self.sync.count
+        return config.sync_interval_cap if complete else config.sync_interval
+
+    async def _resolve(self) -> None:
+        config = self._config
+        host, port = config.server_host, config.server_port
+        if literal(host, port) is not None:
+            self._know([(host, port)])
+            return
+        try:
+            async with asyncio.timeout(RESOLVE_SECONDS):
+                found = await self._sockets.resolver.addresses(host, port)
+        except (OSError, TimeoutError) as error:
+            reason = getattr(error, "strerror", None) or "no answer in time"
+            self._failed(host, f"{host}: {reason.lower()}")
+            return
+        self.failures.pop(host, None)
+        self._know((address[0], address[1]) for _, address in found)
+
+    def _know(self, addresses: Iterable[tuple[str, int]]) -> None:
+        found = {_text(host, port): (host, port) for host, port in addresses}
+        self._by_address |= found
+        self.sync.set_addresses(list(found))
+
+    async def _attempt(self, address: str) -> None:
+        stream = ServerStream(self._config, self._sockets, self.counts, self._stream_changed)
+        self._attempts.add(stream)
+        logger.debug("connect to server %s", address)
+        try:
+            await stream.connect(*self._by_address[address])
+        except ConnectFailed as error:
+            self.connect_failures += 1
+            self.sync.failed(address, self._loop.time())
+            self._failed(address, error.message)
+            return
+        except BaseException:
+            self.sync.failed(address, self._loop.time())
+            raise
+        finally:
+            self._attempts.discard(stream)
+            self._changed.set()
+        self._connected(address, stream)
+
+    def _connected(self, address: str, stream: ServerStream) -> None:
+        self.failures.pop(address, None)
+        count = stream.server_count
+        now = self._loop.time()
+        new = self.sync.connected(address, stream.server_id, count, now)
+        if stream.state is State.CLOSED or self.sync.draining:
+            # lost, or not wanted any more, since it answered
+            if new:
+                self.sync.lost(stream.server_id, now)
+            stream.close()
+        elif new:
+            self.streams.append(stream)
+            logger.info(
+                "connected to server %s at %s, %d of %d",
+                stream.server_id,
+                address,
+                len(self.sync.servers),
+                self.sync.count,
+            )
+        else:
+            logger.debug("%s leads to server %s, connected already", address, stream.server_id)
+            stream.close()
+
+    def _failed(self, address: str, text: str) -> None:
+        known = self.failures.get(address)
+        level = logging.DEBUG if known is not None and known.text == text else logging.WARNING
+        logger.log(level, "cannot connect: %s", text)
+        self.failures[address] = Failure(text, time.time())
+
+    def _stream_changed(self, stream: ServerStream) -> None:
+        """A stream's server goes away, or the stream is gone."""
+        if stream not in self.streams:
+            return
+        if all(s.server_id != stream.server_id for s in self._live(stream)):
+            self.sync.lost(stream.server_id, self._loop.time())
+        if stream.state is State.CLOSED:
+            self.streams.remove(stream)
+            why = stream.end_status
+            if why is not None:
+                code = why.code.camel
+                self.stream_errors[code] = self.stream_errors.get(code, 0) + 1
+                logger.info("server %s is gone: %s", stream.server_id, why)
+                self.failures[stream.address] = Failure(f"{stream.address}: {why}", time.time())
+        self._changed.set()
+
+    def _live(self, but: ServerStream) -> list[ServerStream]:
+        """Streams whose servers have not said that they go."""
+        return [s for s in self.streams if s is not but and s.state is State.READY]
+
+
+def _text(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
