@@ -142,6 +142,7 @@ class InboundPeer:
         workload = self.pod.workload()
         trust_domain = workload.trust_domain if workload is not None else ""
         self.identity_text = str(peer.check_client(transport.tls, trust_domain))
+        self.pod.check_peer(transport.tls, INBOUND)
         return Connection(Role.SERVER, _SERVER, self)
 
     def ready(self, transport: Transport) -> None:

@@ -13,9 +13,11 @@ from pathlib import Path
 from nodenet.agents.ztunnel.config import ZtunnelConfig
 from nodenet.agents.ztunnel.mesh_file import MeshFile
 from nodenet.agents.ztunnel.mesh_pod import Mesh, identity_of
+from nodenet.agents.ztunnel.revocation import Revocation, issuers_of
 from nodenet.errors import NodenetError
 from nodenet.identity.ca import EmbeddedCa
 from nodenet.identity.clock import LoopClock
+from nodenet.identity.crl_file import CrlFile
 from nodenet.identity.spiffe import Identity
 from nodenet.identity.store import CertificateStore
 from nodenet.identity.tls import TlsContexts
@@ -45,8 +47,13 @@ async def membership(config: ZtunnelConfig, mesh_file: Path) -> AsyncIterator[Me
     store = CertificateStore(ca, LoopClock(loop), random.Random(), ttl_seconds=config.ttl_seconds)
     unsubscribe = state.subscribe(_Prefetch(config.node, store))
     file = MeshFile(loop, mesh_file, state)
+    lists = None
+    if config.crl is not None:
+        lists = await asyncio.to_thread(_read_lists, config.crl, store)
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(store.run(), name="certificates")
+        running = [tasks.create_task(store.run(), name="certificates")]
+        if lists is not None:
+            running.append(tasks.create_task(lists.run(), name="crl"))
         try:
             file.start()
             yield Membership(
@@ -54,6 +61,7 @@ async def membership(config: ZtunnelConfig, mesh_file: Path) -> AsyncIterator[Me
                     state=state,
                     certificates=store,
                     tls=TlsContexts(config.tls),
+                    revocation=None if lists is None else Revocation(lists),
                     network=config.network,
                     response_baggage=config.response_baggage,
                     max_streams=config.max_streams,
@@ -66,7 +74,8 @@ async def membership(config: ZtunnelConfig, mesh_file: Path) -> AsyncIterator[Me
             file.close()
             unsubscribe()
             store.close()
-            running.cancel()
+            for task in running:
+                task.cancel()
 
 
 class _Prefetch:
@@ -87,3 +96,7 @@ class _Prefetch:
         for text in change.forgotten_identities:
             with contextlib.suppress(NodenetError):  # one that never was an identity
                 self._store.forget(Identity.parse(text))
+
+
+def _read_lists(path: Path, store: CertificateStore) -> CrlFile:
+    return CrlFile(path, issuers=lambda: issuers_of(store))

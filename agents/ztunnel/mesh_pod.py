@@ -12,7 +12,7 @@ import logging
 import random
 import ssl
 from _socket import socket as RawSocket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Protocol
@@ -35,8 +35,9 @@ from nodenet.agents.ztunnel.poller import Poller
 from nodenet.agents.ztunnel.pool import IDLE_SECONDS, MAX_STREAMS, Pool, PoolTimers
 from nodenet.agents.ztunnel.relay import reset_on_close
 from nodenet.agents.ztunnel.resolver import WAIT_SECONDS, Resolver
+from nodenet.agents.ztunnel.revocation import Revocation
 from nodenet.agents.ztunnel.telemetry import Telemetry
-from nodenet.agents.ztunnel.transport import Wires
+from nodenet.agents.ztunnel.transport import Transport, Wires
 from nodenet.endpoint import IPAddress
 from nodenet.errors import NodenetError
 from nodenet.hbone import hpack_codec
@@ -90,6 +91,7 @@ class Mesh:
     state: MeshState
     certificates: CertificateStore
     tls: TlsContexts
+    revocation: Revocation | None = None
     network: str = ""
     response_baggage: bool = True
     max_streams: int = MAX_STREAMS
@@ -204,6 +206,8 @@ class MeshPod:
         self._baggage: tuple[Workload | None, HeaderBlock] = (None, HeaderBlock(b""))
         self._socks: set[socks5.Client] = set()
         self._unsubscribe = context.state.subscribe(self._changed)
+        if context.mesh.revocation is not None:
+            context.mesh.revocation.watch(self)
 
     # -- who am I --------------------------------------------------------------------------------
 
@@ -499,6 +503,22 @@ class MeshPod:
     def close(self) -> None:
         """Hears no more of changes."""
         self._unsubscribe()
+        if self.context.mesh.revocation is not None:
+            self.context.mesh.revocation.forget(self)
+
+    def check_peer(self, connection: ssl.SSLObject, direction: str) -> None:
+        """CertificateRevoked when the peer of a new connection must not be talked to."""
+        if self.context.mesh.revocation is not None:
+            self.context.mesh.revocation.check(connection, direction)
+
+    def transports(self) -> Iterator[tuple[str, Transport]]:
+        """See `revocation.LivePeers`."""
+        for connection in self.pool.connections:
+            if connection.transport is not None and connection.transport.core is not None:
+                yield OUTBOUND, connection.transport
+        for each in self.peers:
+            if each.transport is not None and each.transport.core is not None:
+                yield INBOUND, each.transport
 
     @property
     def empty(self) -> bool:

@@ -25,6 +25,7 @@ from typing import Final, NamedTuple, Protocol
 from nodenet.agents.ztunnel.address import Address
 from nodenet.agents.ztunnel.connection import socket_cookie
 from nodenet.agents.ztunnel.deadlines import Deadlines
+from nodenet.agents.ztunnel.flow_facts import OUTBOUND
 from nodenet.agents.ztunnel.poller import STREAM
 from nodenet.agents.ztunnel.transport import Transport, Wires
 from nodenet.agents.ztunnel.tunnel import CLOSED
@@ -98,6 +99,9 @@ class Connector(Protocol):
 
     def handshake_failed(self, error: NodenetError) -> None:
         """A connection has ended before it was ready."""
+
+    def check_peer(self, connection: ssl.SSLObject, direction: str) -> None:
+        """CertificateRevoked when the peer must not be talked to."""
 
     def client_certificate(self, use: Callable[[ssl.SSLContext | NodenetError], None]) -> None:
         """Calls back with TLS settings of the pod's certificate, now or when there is one."""
@@ -398,6 +402,7 @@ class ClientConnection:
     def secured(self, transport: Transport) -> Connection:
         """See `transport.Owner`."""
         self.peer_identity = str(peer.check_server(transport.tls, self.key.identities))
+        self._pool.connector.check_peer(transport.tls, OUTBOUND)
         self.conn_id = socket_cookie(transport.sock)
         return Connection(Role.CLIENT, _CLIENT, self)
 
