@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import click
 
-from nodenet.cli import failures
 from nodenet.cli.globals import Format, Globals
 from nodenet.cli.root import root
 
@@ -33,6 +32,8 @@ def run(arguments: Sequence[str], tree: click.Command = root) -> int:
         sys.stdout.flush()
         return leave.exit_code
     except (Exception, BaseExceptionGroup) as error:
+        from nodenet.cli import failures  # a command that goes well does without
+
         inner = failures.innermost(error)
         if isinstance(inner, click.Abort):
             raise KeyboardInterrupt from None
@@ -43,6 +44,8 @@ def run(arguments: Sequence[str], tree: click.Command = root) -> int:
 
 def report(error: Exception, state: Globals, arguments: Sequence[str]) -> int:
     """Prints the error, on stderr and with -j on stdout, and returns its exit status."""
+    from nodenet.cli import failures
+
     wants_json, verbose = glance(arguments)
     verbose = max(verbose, state.verbose)
     failure = failures.describe(error)

@@ -9,9 +9,8 @@ with two spaces between, so that awk finds its field.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from nodenet.cli.style import Style
 
@@ -46,8 +45,7 @@ def text(value: Any, exact: bool = False) -> str:
     return str(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):  # not a dataclass, for the same reason as `nodenet.cli.root.Object`
     """One column of a table.
 
     ``key`` is the JSON key shown, unless ``value`` computes the cell from the row. ``show`` turns

@@ -19,7 +19,6 @@ from nodenet.conns.connection import Connection
 from nodenet.conns.names import Names
 from nodenet.conns.pods import find_pod
 from nodenet.conns.tcp import STATE_CHOICES
-from nodenet.endpoint import parse_port
 from nodenet.errors import UsageError
 from nodenet.times import rfc3339_ns
 
@@ -203,6 +202,8 @@ def _peer_name(text: str, names: Names) -> Test:
 
 
 def _port(text: str) -> Test:
+    from nodenet.endpoint import parse_port  # a millisecond that a plain list does not pay
+
     ending = f":{parse_port(text, f'--port {text}')}"
     return lambda c: (
         c.local.endswith(ending)
