@@ -89,7 +89,7 @@ UNKNOWN_CLOSE: Final = "Unknown connectID"
 
 
 class AgentCore:
-    """See the module. ``now`` is the time of the loop in seconds, everywhere."""
+    """See the module. ``now`` is monotonic time in seconds, everywhere."""
 
     def __init__(
         self, line: Line, remotes: Remotes, *, peer: Extensions = NONE, counts: Counts | None = None

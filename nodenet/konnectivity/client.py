@@ -1,0 +1,180 @@
+"""Tunnels through a konnectivity server, for asyncio.
+
+    async with await dial("unix:/run/konnectivity.sock", "10.0.0.5:10250") as stream:
+        await stream.write(b"...")
+        answer = await stream.read()
+
+By gRPC (one call a tunnel; `Proxy` keeps a connection for many) or by HTTP CONNECT, whichever the
+server's ``--mode`` is, over a Unix socket or mTLS TCP. Upstream's client is konnectivity-client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal, Protocol, Self
+
+from nodenet.errors import UsageError
+from nodenet.konnectivity.errors import KonnectivityError
+
+Mode = Literal["grpc", "http-connect"]
+#: For connecting to the server and for its answer to a dial; konnectivity-client's backstop.
+DIAL_SECONDS: Final = 30.0
+
+
+class ProxyUnreachable(KonnectivityError):
+    """The server cannot be reached, or is none; ``server`` is its address."""
+
+    def __init__(self, server: str, reason: str, *, hint: str | None = None) -> None:
+        super().__init__(f"konnectivity server {server}: {reason}", hint=hint)
+        self.server = server
+        self.reason = reason
+
+
+class DialFailed(KonnectivityError):
+    """The server or the agent could not reach the address.
+
+    ``status`` is the HTTP status of a CONNECT, None by gRPC. ``reason`` is what they said.
+    """
+
+    def __init__(self, address: str, reason: str, *, status: int | None = None) -> None:
+        shown = f"HTTP {status}: {reason}" if status is not None else reason
+        super().__init__(f"cannot reach {address}: {shown}")
+        self.address = address
+        self.reason = reason
+        self.status = status
+
+
+class TunnelLost(KonnectivityError):
+    """The tunnel ended other than by the remote's closing it."""
+
+
+class Stream(Protocol):
+    """A tunnel. One reader and one writer at a time."""
+
+    async def read(self, size: int = 65_536) -> bytes:
+        """Some bytes, at most ``size``; empty when the remote has ended. TunnelLost."""
+
+    async def write(self, data: bytes) -> None:
+        """Sends all of it; waits while much is unsent. TunnelLost."""
+
+    async def end(self) -> None:
+        """Sends nothing more; what the remote sends still arrives.
+
+        The protocol has no such thing: through an upstream server by gRPC it does nothing.
+        """
+
+    async def close(self) -> None:
+        """Ends the tunnel; what was written is delivered. Raises nothing."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """How the server is checked and what is shown to it. Files in PEM, read at each connection."""
+
+    ca: Path
+    cert: Path | None = None
+    key: Path | None = None
+    server_name: str | None = None
+    """Name in the server's certificate, if it is not the host that is dialled."""
+
+    def context(self) -> ssl.SSLContext:
+        """For one connection; blocking. OSError or ssl.SSLError when a file is no good."""
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        made.minimum_version = ssl.TLSVersion.TLSv1_2
+        made.load_verify_locations(cafile=self.ca)
+        if self.cert is not None:
+            made.load_cert_chain(self.cert, self.key)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a server's frontend listens: a Unix socket, or host and port with TLS."""
+
+    path: Path | None = None
+    host: str = ""
+    port: int = 0
+    tls: TlsFiles | None = None
+
+    def __str__(self) -> str:
+        if self.path is not None:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_server(text: str, tls: TlsFiles | None = None) -> Server:
+    """``unix:PATH``, ``/PATH``, ``HOST:PORT`` or ``https://HOST:PORT``. UsageError."""
+    if text.startswith(("unix:", "/", "./")):
+        path = text.removeprefix("unix:")
+        if path.startswith("//"):
+            path = path[2:]
+        if not path:
+            raise UsageError(f"konnectivity server {text!r}: no path", hint="unix:/run/k.sock")
+        return Server(path=Path(path))
+    rest = text.removeprefix("https://").rstrip("/")
+    host, colon, port = rest.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+        raise UsageError(
+            f"konnectivity server {text!r}: neither a Unix socket nor host and port",
+            hint="unix:/run/k.sock or 10.0.0.1:8090",
+        )
+    if tls is None:
+        raise UsageError(f"konnectivity server {text}: TCP needs TLS", hint="give the CA")
+    return Server(host=host, port=int(port), tls=tls)
+
+
+async def dial(
+    server: str | Server,
+    address: str,
+    *,
+    mode: Mode = "grpc",
+    tls: TlsFiles | None = None,
+    timeout: float = DIAL_SECONDS,
+) -> Stream:
+    """A tunnel to ``address`` (host:port; the agent resolves the name) through a server.
+
+    ``timeout`` in seconds is for everything until the tunnel is there. Raises ProxyUnreachable,
+    DialFailed (the address, or no agent), TimeoutError is a ProxyUnreachable or DialFailed too.
+    """
+    where = parse_server(server, tls) if isinstance(server, str) else server
+    if mode == "http-connect":
+        from nodenet.konnectivity.client_connect import connect
+
+        return await connect(where, address, timeout=timeout)
+    from nodenet.konnectivity.client_grpc import Proxy
+
+    deadline = asyncio.get_running_loop().time() + timeout
+    proxy = await Proxy.connect(where, timeout=timeout)
+    try:
+        left = deadline - asyncio.get_running_loop().time()
+        return await proxy.dial(address, timeout=max(left, 0.01), own=True)
+    except BaseException:
+        proxy.close()
+        raise
+
+
+def explain(error: BaseException) -> str:
+    """Why a connection could not be made, in few words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {(error.reason or str(error)).lower().replace('_', ' ')}"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(error) or type(error).__name__
