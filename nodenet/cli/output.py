@@ -32,13 +32,15 @@ def emit_list(
     row_type: type[msgspec.Struct] | None = None,
     name: str | None = None,
     empty: str | None = None,
+    render: Callable[[list[Row], Style], str] | None = None,
 ) -> None:
     """Prints a list: an array of objects, or a table.
 
     ``rows`` is a function where the verb takes --watch; it is called once a round. ``row_type``
     lets --sort check its key even when there are no rows. ``name`` is the JSON key that -o name
     prints and by which --watch knows a row again (default: the first column's). ``empty`` is the
-    notice for a human when there is nothing. Applies --sort, --limit and --fail-empty.
+    notice for a human when there is nothing. ``render`` makes the text where a table is not enough.
+    Applies --sort, --limit and --fail-empty.
     """
     identity = name or columns[0].key
 
@@ -51,7 +53,7 @@ def emit_list(
     def show(found: list[Row], style: Style) -> str:
         if not found and empty:
             g.notice(empty)
-        return render_table(found, columns, style)
+        return render(found, style) if render else render_table(found, columns, style)
 
     if g.watch is not None:
         _watch(g, produce, show, identity)

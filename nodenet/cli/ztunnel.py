@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import click
 
+from nodenet.cli import complete
 from nodenet.cli.commands import object_group
-from nodenet.cli.globals import Globals, pass_globals
+from nodenet.cli.globals import Format, Globals, list_options, pass_globals, report_options
+from nodenet.cli.output import emit_list, emit_report
+from nodenet.cli.params import OneOf, SecondsType
+from nodenet.cli.ztunnel_ask import Asked, AskOptions, asking
+from nodenet.errors import UsageError
+
+_NAMESPACE = click.option("-n", "--namespace", metavar="NS", help="Only of this namespace.")
 
 
-@object_group("ztunnel", epilog="Example: nodenet ztunnel run --access-log")
+#: istioctl's short forms that are no prefixes.
+_SHORT = {"svc": "services", "wl": "workloads", "pod": "workloads"}
+
+
+@object_group("ztunnel", aliases=_SHORT, epilog="Example: nodenet ztunnel connections -n shop")
 def command() -> None:
-    """The proxy that carries the connections of enrolled pods."""
+    """The proxy that carries the connections of enrolled pods: run it, ask it."""
 
 
 @command.command("run")
@@ -87,3 +100,188 @@ def run(
         ),
         g.environ,
     )
+
+
+@command.command("config")
+@asking()
+@pass_globals
+def config(g: Globals, **options: Unpack[AskOptions]) -> None:
+    """One screen about the proxy; -j is its dump as it is."""
+    from nodenet.cli.ztunnel_config import show
+
+    show(g, Asked(g, options))
+
+
+@command.command("workloads")
+@click.argument("pod", required=False, shell_complete=complete.pods)
+@_NAMESPACE
+@asking(istio=True)
+@list_options
+@pass_globals
+def workloads(
+    g: Globals, pod: str | None, namespace: str | None, **options: Unpack[AskOptions]
+) -> None:
+    """Who is in the mesh, as the proxy knows it."""
+    from nodenet.cli import ztunnel_workloads as view
+
+    asked = Asked(g, options)
+    emit_list(
+        g,
+        lambda: view.rows(asked, namespace, pod),
+        view.COLUMNS,
+        row_type=None if asked.istio else view.WorkloadRow,
+        name="uid",
+        empty="no workloads are known",
+    )
+
+
+@command.command("services")
+@click.argument("name", required=False)
+@_NAMESPACE
+@asking(istio=True)
+@list_options
+@pass_globals
+def services(
+    g: Globals, name: str | None, namespace: str | None, **options: Unpack[AskOptions]
+) -> None:
+    """What can be addressed, and how many answer."""
+    from nodenet.cli import ztunnel_services as view
+
+    asked = Asked(g, options)
+    emit_list(
+        g,
+        lambda: view.rows(asked, namespace, name),
+        view.COLUMNS,
+        row_type=None if asked.istio else view.ServiceRow,
+        name="hostname",
+        empty="no services are known",
+    )
+
+
+@command.command("policies")
+@click.argument("name", required=False)
+@_NAMESPACE
+@asking(istio=True)
+@list_options
+@pass_globals
+def policies(
+    g: Globals, name: str | None, namespace: str | None, **options: Unpack[AskOptions]
+) -> None:
+    """Who may connect to whom, and how often each policy said so."""
+    from nodenet.cli import ztunnel_policies as view
+
+    asked = Asked(g, options)
+    emit_list(
+        g,
+        lambda: view.rows(asked, namespace, name),
+        view.COLUMNS,
+        row_type=None if asked.istio else view.PolicyRow,
+        name="name",
+        empty="no policies are known: everybody may connect",
+    )
+
+
+@command.command("certificates")
+@click.argument("identity", metavar="[ID]", required=False)
+@click.option("--check", "check", is_flag=True, help="Exit 1 unless all are good for a while.")
+@asking(istio=True)
+@list_options
+@pass_globals
+def certificates(
+    g: Globals, identity: str | None, check: bool, **options: Unpack[AskOptions]
+) -> None:
+    """Who this node can prove to be, and for how long. -o wide: the chains."""
+    from nodenet.cli import ztunnel_certificates as view
+
+    asked = Asked(g, options)
+    if check and asked.istio:
+        raise UsageError("--check and -o istio do not go together")
+    found = view.rows(asked, identity) if check else None
+    emit_list(
+        g,
+        (lambda: view.rows(asked, identity)) if found is None else found,
+        view.COLUMNS,
+        row_type=None if asked.istio else view.CertificateRow,
+        name="identity",
+        empty="no certificates: nobody in the mesh runs here",
+        render=view.render,
+    )
+    if found is not None:
+        view.check(found)
+
+
+@command.command("connections")
+@click.argument("pod", required=False, shell_complete=complete.pods)
+@_NAMESPACE
+@click.option("--raw", is_flag=True, help="Peers by address, not by name.")
+@asking(istio=True)
+@list_options
+@pass_globals
+def connections(
+    g: Globals, pod: str | None, namespace: str | None, raw: bool, **options: Unpack[AskOptions]
+) -> None:
+    """What the proxy carries now, to whom, how secured, let in by what."""
+    from nodenet.cli import ztunnel_connections as view
+
+    asked = Asked(g, options)
+    several = asked.live and len(asked.proxies()) > 1
+    emit_list(
+        g,
+        lambda: view.rows(asked, namespace, pod),
+        view.columns(raw=raw, nodes=several),
+        row_type=None if asked.istio else view.ConnectionRow,
+        name="key",
+        empty="no connections",
+    )
+
+
+@command.command("log-level")
+@click.argument("wanted", metavar="[FILTER]", required=False)
+@click.option("--reset", is_flag=True, help="Back to what it was started with.")
+@click.option("--for", "seconds", type=SecondsType(), metavar="10m", help="And back afterwards.")
+@asking()
+@pass_globals
+def log_level(
+    g: Globals,
+    wanted: str | None,
+    reset: bool,
+    seconds: float | None,
+    **options: Unpack[AskOptions],
+) -> None:
+    """What the proxy logs; with FILTER (info, access=off) changes it at once."""
+    from nodenet.cli import ztunnel_log_level as view
+
+    found = view.change(Asked(g, options), wanted, reset=reset, seconds=seconds)
+    if g.format in (Format.JSON, Format.YAML) and len(found) == 1:
+        emit_report(g, found[0], lambda one, style: view.render([one], style))
+    else:
+        emit_report(g, found, view.render)
+
+
+@command.command("explain")
+@click.argument("src", shell_complete=complete.pods)
+@click.argument("dst", metavar="DST:PORT")
+@click.option("--policy", metavar="FILE", help="As if these policies were in force too.")
+@click.option(
+    "--expect",
+    type=OneOf("result", ("mtls", "plain", "denied", "refused")),
+    help="Exit 1 when the answer is another one.",
+)
+@asking()
+@report_options
+@pass_globals
+def explain(
+    g: Globals,
+    src: str,
+    dst: str,
+    policy: str | None,
+    expect: str | None,
+    **options: Unpack[AskOptions],
+) -> None:
+    """What would happen to a connection from SRC to DST, row by row. Nothing is sent."""
+    from nodenet.cli import ztunnel_explain as view
+
+    asked = Asked(g, options)
+    found = emit_report(g, lambda: view.answer(asked, src, dst, policy), view.render)
+    if expect is not None and found.result != expect:
+        raise view.Unexpected(f"{src} to {dst} is {found.result}, not {expect}: row {found.rule}")

@@ -101,8 +101,8 @@ class Source:
     def counts(self) -> dict[str, int]:
         return {"workloads": 2, "services": 0, "policies": 1}
 
-    def explain(self, src: str, dst: str, policy: bytes | None) -> Any:
-        self.asked.append((src, dst, policy))
+    def explain(self, src: str, dst: str, policies: bytes | None) -> Any:
+        self.asked.append((src, dst, policies))
         if src == "shop/nobody":
             raise NotFound("no workload shop/nobody", hint="nearest: shop/cart")
         return {"ok": True, "result": "captured"}

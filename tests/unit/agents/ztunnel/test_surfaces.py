@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from nodenet.agents.ztunnel.admin_socket import admin_socket
 from nodenet.agents.ztunnel.metrics import Metrics, ProxyFigures
 from nodenet.agents.ztunnel.readiness import PROXY
-from nodenet.agents.ztunnel.surfaces import Sockets, Surfaces, admin_socket, serving
+from nodenet.agents.ztunnel.surfaces import Sockets, Surfaces, serving
 from nodenet.httpd.client import Answer, NobodyThere, TcpAddress, fetch
 from nodenet.httpd.sockets import PortInUse, SocketInUse
 from nodenet.paths import Instance

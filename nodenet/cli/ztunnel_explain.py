@@ -1,0 +1,182 @@
+"""`ztunnel explain`: what would happen to one connection, by the code that decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+from nodenet.cli.style import Style
+from nodenet.cli.tables import printable
+from nodenet.cli.ztunnel_ask import Asked, NoZtunnel, OfItsOwn, fetched, own
+from nodenet.errors import NodenetError, NotFound, UsageError
+
+if TYPE_CHECKING:
+    from nodenet.agents.ztunnel.explanation import End, Explanation, Step
+
+#: Endpoints of one random choice shown in full.
+CANDIDATES_SHOWN = 4
+_LAYERS = {"proxy": "PROXY", "far-side": "FAR SIDE"}
+
+
+class Unexpected(NodenetError):
+    """The answer differs from --expect."""
+
+
+def answer(asked: Asked, src: str, dst: str, policy_file: str | None) -> Explanation:
+    """The explanation by the proxy on whose node SRC runs, or from a dump."""
+    policies = None if policy_file is None else _policies(policy_file)
+    if not asked.live:
+        return _from_dump(asked, src, dst, policies)
+    from nodenet.agents.ztunnel.explanation import Explanation
+
+    target = f"/v1/explain?{urlencode({'src': src, 'dst': dst})}"
+    method = "GET" if policies is None else "POST"
+    elsewhere: NotFound | None = None
+    for proxy in asked.proxies():
+        try:
+            found = own(
+                fetched(proxy, target, method=method, body=policies or b""), proxy, Explanation
+            )
+        except NoZtunnel as error:
+            elsewhere = elsewhere or error
+            continue
+        except NotFound as error:
+            # on another node, or a pod only its own proxy knows
+            elsewhere = error
+            continue
+        if found is None:
+            raise OfItsOwn("what would happen", f"ztunnel at {proxy.where}")
+        return found
+    assert elsewhere is not None
+    raise elsewhere
+
+
+def _from_dump(asked: Asked, src: str, dst: str, policies: bytes | None) -> Explanation:
+    import random
+
+    from nodenet.agents.ztunnel.explain import Mesh
+    from nodenet.agents.ztunnel.explain_question import answer as answered
+    from nodenet.cli.ztunnel_dump import decode
+    from nodenet.mesh.state import MeshState
+    from nodenet.mesh.static_file import from_dump
+
+    _, raw, where = next(iter(asked.raw()))
+    dump, static = decode(raw, where), from_dump(raw, file=where)
+    state = MeshState(node=dump.node or "")
+    state.replace((*static.workloads, *static.services, *static.policies))
+    network = dump.config.get("network")
+    mesh = Mesh(
+        state=state,
+        network=network if isinstance(network, str) else "",
+        certificates={
+            entry.identity: entry.state.partition(":")[0].lower() for entry in dump.certificates
+        },
+    )
+    return answered(mesh, src, dst, rng=random.Random(), policies=policies)
+
+
+def _policies(path: str) -> bytes:
+    """JSON of a file with one policy, a list of them, or a mesh file's ``policies``; also YAML."""
+    import msgspec
+    import yaml
+
+    try:
+        text = Path(path).read_text()
+    except FileNotFoundError as error:
+        raise NotFound(f"no such file: {path}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--policy {path}: {error}") from error
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"--policy {path}: neither YAML nor JSON: {error}") from error
+    if isinstance(found, dict) and "policies" in found:
+        found = found["policies"]
+    return msgspec.json.encode(found)
+
+
+def render(found: Explanation, _style: Style) -> str:
+    """Rows in order; the one that fired in each layer is marked."""
+    lines = [f"{_end(found.src)} -> {_end(found.dst)} {found.protocol}"]
+    width = max((len(step.question) for step in found.steps), default=0)
+    layer = None
+    for step in found.steps:
+        if step.layer != layer:
+            layer = step.layer
+            lines.append(_LAYERS.get(layer, layer.upper()))
+        lines += _step(step, width)
+    if found.outcomes:
+        lines.append("By endpoint")
+        for outcome in found.outcomes:
+            because = outcome.policy or outcome.error
+            why = f": {because}" if because else ""
+            lines.append(
+                f"  {outcome.probability * 100:3.0f} %  {outcome.endpoint}  {outcome.result}{why}"
+            )
+        if found.outcomes_left_out:
+            lines.append(f"  and {found.outcomes_left_out} more")
+    lines.append(f"Result: {_result(found)}. The app sees: {_sees(found)}.")
+    if found.what_if is not None:
+        lines += _what_if(found)
+    if found.hint:
+        lines.append(f"Do: {found.hint}")
+    return "\n".join(printable(line) for line in lines)
+
+
+def _step(step: Step, width: int) -> list[str]:
+    head = ">" if step.fired else " "
+    line = f"{head} {step.rule:<8} {step.question:<{width}}  {step.answer:<12} {step.why}"
+    lines = [line.rstrip()]
+    if len(step.candidates) > 1:
+        shown = [
+            f"{each.name} {each.probability * 100:.0f} %{' (shown)' if each.chosen else ''}"
+            for each in step.candidates[:CANDIDATES_SHOWN]
+        ]
+        more = len(step.candidates) - CANDIDATES_SHOWN
+        if more > 0:
+            shown.append(f"{more} more")
+        lines.append(f"  {'':<8} {'':<{width}}  {'':<12} {', '.join(shown)}")
+    return lines
+
+
+def _end(end: End) -> str:
+    address = end.address
+    if end.port is not None:
+        address = f"[{address}]:{end.port}" if ":" in address else f"{address}:{end.port}"
+    return f"{end.name} ({address})" if end.name else address
+
+
+def _result(found: Explanation) -> str:
+    way = {"mtls": "mTLS", "plain": "plaintext", None: ""}[found.security]
+    outcome = {
+        "mtls": "let in",
+        "plain": "let in",
+        "denied": "then REFUSED by policy",
+        "refused": "refused",
+    }[found.result]
+    because = f" ({found.policy})" if found.policy else ""
+    error = f": {found.error}" if found.error and found.result == "refused" else ""
+    through = f", by {found.next_hop}" if found.next_hop else ""
+    return f"{', '.join(part for part in (way, outcome) if part)}{because}{through}{error}"
+
+
+def _sees(found: Explanation) -> str:
+    return {
+        "proxied": "the connection, proxied",
+        "connect-ok-then-close": "connect ok, then close",
+        "connect-ok-then-reset": "connect ok, then reset",
+    }[found.app_sees]
+
+
+def _what_if(found: Explanation) -> list[str]:
+    what_if = found.what_if
+    assert what_if is not None
+    lines = [f"With {', '.join(what_if.policies)}: {found.result}, now {what_if.result_now}."]
+    if what_if.unbound:
+        lines.append(f"No workload names {', '.join(what_if.unbound)}: nothing would change.")
+    lines.append(f"{len(what_if.cut)} live connections would be cut.")
+    for cut in what_if.cut:
+        policy = cut.policy or "no policy allows it any more"
+        lines.append(f"  {cut.id}  {cut.pod}  from {cut.peer}  {cut.identity or '-'}  {policy}")
+    return lines
