@@ -23,9 +23,9 @@ from nodenet.hbone.outgoing import SHUTDOWN_PING, Outgoing
 from nodenet.hbone.settings import UNLIMITED_STREAMS, LocalSettings, Role, Setting
 from nodenet.hbone.stream import NEVER_DUE, UNSET, Stream
 
-#: Bytes that may wait in the outbox when the peer asks for one answer more: one that sends PINGs
-#: and never reads is cut off here. Headers and credit of all streams together are far less.
-MAX_OUTBOX: Final = 256 * 1024
+#: Answers that may be queued without the outbox being written once: a peer that sends PINGs and
+#: never reads is cut off here, with less than 150 KiB waiting for it.
+MAX_UNREAD_ANSWERS: Final = 8192
 #: CONTINUATION frames of one header block; each costs a round through here, and the block's
 #: size alone does not bound empty ones (CVE-2024-27316).
 MAX_CONTINUATIONS: Final = 32
@@ -72,9 +72,12 @@ class Connection(Outgoing):
     """One side of a connection. Driven by bytes (`receive`) and by the caller's calls.
 
     Raises H2Error from `receive` only; everything peers do ends there or in a stream's reset.
+    What a callback raises goes through `receive` as well; the connection cannot go on after that.
     """
 
     __slots__ = (
+        "_answers",
+        "_answers_end",
         "_block",
         "_block_flags",
         "_block_id",
@@ -82,7 +85,6 @@ class Connection(Outgoing):
         "_current",
         "_decoder",
         "_ending",
-        "_greeted",
         "_handler",
         "_left",
         "_max_block",
@@ -94,6 +96,7 @@ class Connection(Outgoing):
         "_skip",
         "_unfinished",
         "acknowledged",
+        "greeted",
     )
 
     def __init__(
@@ -113,7 +116,8 @@ class Connection(Outgoing):
         self._max_frame = settings.max_frame
         self._max_block = settings.header_list(role)
         self._decoder = Decoder(self._max_block)
-        self._greeted = False
+        self.greeted = False
+        """The peer's SETTINGS are there."""
         #: Something of the last view is unfinished: `_resume` goes before everything else.
         self._unfinished = role is Role.SERVER
         self._preface = role is Role.SERVER
@@ -126,6 +130,10 @@ class Connection(Outgoing):
         self._skip = 0
         self._current: Stream | None = None
         self._ending = False
+        #: Answers queued since the outbox was written, as far as can be seen: it has become shorter
+        #: than it was with the last of them.
+        self._answers = 0
+        self._answers_end = 0
         #: A header block waiting for CONTINUATION.
         self._block: bytearray | None = None
         self._block_id = 0
@@ -294,7 +302,7 @@ class Connection(Outgoing):
             _fail(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
         if self._block is not None and (kind != frames.CONTINUATION or stream_id != self._block_id):
             _fail(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted")
-        if not self._greeted and (kind != frames.SETTINGS or flags & frames.ACK):
+        if not self.greeted and (kind != frames.SETTINGS or flags & frames.ACK):
             _fail(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         if kind == frames.DATA:
             if not flags & frames.PADDED:
@@ -377,12 +385,13 @@ class Connection(Outgoing):
         stream.received += length
         if padding:
             self.consumed(stream, padding)
+        ends = bool(flags & frames.END_STREAM)
+        if not (count or ends):
+            self._nuisance.spend(nuisance.FRAME, "empty DATA")
+            return
         self._left = count
         self._current = stream
-        if flags & frames.END_STREAM:
-            self._ending = True
-        elif not count:
-            self._nuisance.spend(nuisance.FRAME, "empty DATA")
+        self._ending = ends
 
     def _stray_data(self, flags: int, stream_id: int, length: int) -> None:
         """DATA on a stream that may not receive it; the payload is skipped."""
@@ -546,18 +555,21 @@ class Connection(Outgoing):
             if not stream_id:
                 _fail(ErrorCode.PROTOCOL_ERROR, "RST_STREAM on stream 0")
             self._refuse_idle("RST_STREAM", stream_id)
-            if self._grace.pop(stream_id, None) is None:
-                self._nuisance.spend(nuisance.FRAME, "RST_STREAM on a closed stream")
+            self._grace.pop(stream_id, None)
             return
-        # Work for nothing: dialled, perhaps answered, and not a byte in either direction. Windows
-        # that are as they began say so, without a counter on the hot path.
-        useless = not stream.answered or (
-            not stream.received and stream.send_window == self.peer.initial_window
-        )
-        if useless and self.role is Role.SERVER:
-            self._nuisance.spend(nuisance.STREAM, f"RST_STREAM with {code_name(code)}")
+        if self.role is Role.SERVER:
+            self._charge_reset(stream, code)
+        receiver = stream.receiver
         self._abandon(stream)
-        stream.receiver.reset(code)
+        receiver.reset(code)
+
+    def _charge_reset(self, stream: Stream, code: int) -> None:
+        """What a client's reset costs it, when the stream was of no use to anybody."""
+        if not stream.answered:
+            self._nuisance.spend(nuisance.STREAM, f"RST_STREAM with {code_name(code)}")
+        elif not stream.received and stream.send_window == self.peer.initial_window:
+            # not a byte either way: windows that are as they began say so without a counter
+            self._nuisance.spend(nuisance.UNUSED_STREAM, f"RST_STREAM with {code_name(code)}")
 
     def _window_update(self, stream_id: int, increment: int) -> None:
         if not stream_id:
@@ -573,8 +585,7 @@ class Connection(Outgoing):
         stream = self._streams.get(stream_id)
         if stream is None:
             self._refuse_idle("WINDOW_UPDATE", stream_id)
-            self._nuisance.spend(nuisance.FRAME, "WINDOW_UPDATE on a closed stream")
-            return
+            return  # it may well cross the end of the stream
         if not increment:
             self._stream_error(stream, ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0 bytes")
             return
@@ -595,8 +606,8 @@ class Connection(Outgoing):
             return
         self._answer(nuisance.SETTINGS, "SETTINGS")
         peer = self.peer
-        if not self._greeted:
-            self._greeted = True
+        if not self.greeted:
+            self.greeted = True
             peer.max_streams = UNLIMITED_STREAMS  # unless this frame says otherwise
         sender = Role.SERVER if self.role is Role.CLIENT else Role.CLIENT
         window = peer.initial_window
@@ -667,8 +678,9 @@ class Connection(Outgoing):
         if self.role is Role.CLIENT:
             for stream in [s for s in self._streams.values() if s.id > last]:
                 if not stream.closed:
+                    receiver = stream.receiver
                     self._abandon(stream)
-                    stream.receiver.reset(ErrorCode.REFUSED_STREAM)
+                    receiver.reset(ErrorCode.REFUSED_STREAM)
         self._handler.on_goaway(last, code)
 
     # -- ends ------------------------------------------------------------------------------------
@@ -684,25 +696,28 @@ class Connection(Outgoing):
         self._after_end(stream)
 
     def _after_end(self, stream: Stream) -> None:
+        receiver = stream.receiver
         if stream.local_ended:
             self._forget(stream)
-        stream.receiver.ended()
+        receiver.ended()
 
     def _stream_error(self, stream: Stream, code: ErrorCode, text: str) -> None:
         """The peer broke a rule on one stream: it is reset, and its receiver told."""
         self._answer(nuisance.STREAM, text)
         stream.error = text
+        receiver = stream.receiver
         self.reset(stream, code)
-        stream.receiver.reset(code)
+        receiver.reset(code)
 
     def lost(self, code: int = ErrorCode.INTERNAL_ERROR) -> None:
         """The transport is gone, or given up: every stream is over. Twice is as good as once."""
         self.closed = True
         for stream in list(self._streams.values()):
             if not stream.closed:
+                receiver = stream.receiver
                 self._forget(stream)
                 stream.taken = stream.received
-                stream.receiver.reset(code)
+                receiver.reset(code)
         self._partial.clear()
         self._block = None
 
@@ -715,7 +730,10 @@ class Connection(Outgoing):
     def _answer(self, points: int, what: str) -> None:
         """Before something is queued because the peer asked for it."""
         self._nuisance.spend(points, what)
-        if len(self.outbox) > MAX_OUTBOX:
+        end = len(self.outbox)
+        self._answers = 1 if end < self._answers_end else self._answers + 1
+        self._answers_end = end + HEADER_BYTES  # the least an answer has
+        if self._answers > MAX_UNREAD_ANSWERS:
             _fail(ErrorCode.ENHANCE_YOUR_CALM, f"answers are not read, the last to {what}")
 
     def _refuse_idle(self, what: str, stream_id: int) -> None:

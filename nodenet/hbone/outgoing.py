@@ -9,7 +9,7 @@ from nodenet.hbone.errors import CannotOpen, ErrorCode, Misuse, NoStream
 from nodenet.hbone.flow import ReceiveCredit
 from nodenet.hbone.hpack_codec import HeaderBlock
 from nodenet.hbone.settings import LocalSettings, PeerSettings, Role
-from nodenet.hbone.stream import NEVER_DUE, Stream
+from nodenet.hbone.stream import NEVER_DUE, UNSET, Stream
 
 #: Streams that we reset and the peer may still be sending on; older ones are forgotten, and what
 #: arrives on them is answered with a reset each.
@@ -278,6 +278,7 @@ class Outgoing(ReceiveCredit):
         stream.closed = stream.local_ended = stream.remote_ended = True
         stream.send_window = 0
         stream.allowed = NEVER_DUE
+        stream.receiver = UNSET  # no cycle is left for the garbage collector
         self._streams.pop(stream.id, None)
         self._all_receiving.pop(stream.id, None)
 

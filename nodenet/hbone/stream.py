@@ -83,7 +83,10 @@ class Stream:
     def __init__(self, stream_id: int, send_window: int, recv_window: int) -> None:
         self.id = stream_id
         self.receiver: Receiver = UNSET
-        """Who takes the data: set in `Handler.on_request`, or right after `Connection.open`."""
+        """Who takes the data: set in `Handler.on_request`, or right after `Connection.open`.
+
+        The connection lets go of it when the stream is over.
+        """
         self.user: Any = None
         """Whatever the caller wants to find here again."""
         self.send_window = send_window

@@ -420,10 +420,13 @@ def test_a_handler_that_forgets_the_receiver_hears_of_it() -> None:
 
 
 def test_nothing_refers_back() -> None:
-    """A connection that is dropped frees itself: thousands come and go."""
+    """Connections and streams come and go by the thousand: none is left to the collector."""
 
     class Watched(Connection):
         __slots__ = ("__weakref__",)
+
+    class WatchedEar(Ear):
+        pass
 
     gc.disable()
     try:
@@ -432,5 +435,14 @@ def test_nothing_refers_back() -> None:
         watch = weakref.ref(connection)
         del connection
         assert watch() is None
+        for way_out in (data(1, end=True), rst(1, 8)):
+            play = Play(Role.SERVER)
+            stream = play.opens(1)
+            ear = stream.receiver = WatchedEar(play, stream)
+            play.connection.end(stream)
+            play.receives(way_out)
+            heard = weakref.ref(ear)
+            del ear, stream
+            assert heard() is None
     finally:
         gc.enable()

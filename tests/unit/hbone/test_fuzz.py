@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodenet.hbone import hpack_codec
-from nodenet.hbone.connection import MAX_OUTBOX
 from nodenet.hbone.errors import ErrorCode, H2Error
 from nodenet.hbone.headers import Request, Response
 from nodenet.hbone.settings import LocalSettings, Role
@@ -130,7 +129,7 @@ def outcome(role: Role, raw: bytes, cuts: list[int]) -> tuple[object, ...]:
 
 def check(made: Wild) -> None:
     connection = made.connection
-    assert len(connection.outbox) <= MAX_OUTBOX + 100_000
+    assert len(connection.outbox) <= 150 * 1024
     assert len(connection._partial) <= 2048 + 300
     assert connection._block is None or len(connection._block) <= 2 * 2048 + 600
     assert connection.active <= 3
