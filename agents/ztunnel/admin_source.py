@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from nodenet.abi import HBONE_PORT, INBOUND_PORT, OUTBOUND_PORT
 from nodenet.agents.ztunnel import explain, explain_question
+from nodenet.agents.ztunnel.client_connection import ClientConnection
 from nodenet.agents.ztunnel.config import ZtunnelConfig
 from nodenet.agents.ztunnel.membership import Membership
 from nodenet.agents.ztunnel.metrics import ProxyFigures
 from nodenet.agents.ztunnel.pods import RecordPodSource
-from nodenet.agents.ztunnel.pool import ClientConnection
 from nodenet.agents.ztunnel.telemetry import Telemetry
 from nodenet.agents.ztunnel.views import (
     CertificateDump,

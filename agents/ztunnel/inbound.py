@@ -1,4 +1,4 @@
-"""HBONE coming in on 15008: the peer's connection, and each tunnel it asks for.
+"""One tunnel that another proxy asks for: checked, dialled, answered, carried.
 
 The checks of a CONNECT and their order are ztunnel's (src/proxy/inbound.rs); a refusal is an answer
 with nothing but a status. The 200 is sent when the application has taken the connection, so what
@@ -12,42 +12,33 @@ import logging
 import os
 import select
 import socket
-import ssl
 from _socket import socket as RawSocket
 from typing import TYPE_CHECKING, Final
 
-from nodenet.agents.ztunnel.address import Address, ip_address
-from nodenet.agents.ztunnel.connection import dialled_from, socket_cookie
+from nodenet.agents.ztunnel.connection import dialled_from
 from nodenet.agents.ztunnel.decision import Reason
 from nodenet.agents.ztunnel.ends import Draining, PolicyChanged, PolicyRejection
 from nodenet.agents.ztunnel.flow_facts import INBOUND, ResponseFlag
+from nodenet.agents.ztunnel.mesh_facts import inbound_facts
 from nodenet.agents.ztunnel.poller import STREAM
 from nodenet.agents.ztunnel.relay import reset_on_close
-from nodenet.agents.ztunnel.transport import Transport
 from nodenet.agents.ztunnel.tunnel import CLOSED, Tunnel
 from nodenet.errors import NodenetError
-from nodenet.hbone.connection import Connection
 from nodenet.hbone.errors import ErrorCode, code_name
-from nodenet.hbone.headers import Request, Response
+from nodenet.hbone.headers import Request
 from nodenet.hbone.proxy_protocol import ProxyHeader, encode_proxy_header
-from nodenet.hbone.settings import LocalSettings, Role
 from nodenet.hbone.stream import Stream
-from nodenet.identity import peer
 from nodenet.mesh.inbound import InboundRefused, InboundRoute
 from nodenet.mesh.model import Workload
 from nodenet.mesh.rbac import RbacContext
 
 if TYPE_CHECKING:
-    from nodenet.agents.ztunnel.mesh_pod import MeshPod
+    from nodenet.agents.ztunnel.inbound_peer import InboundPeer
     from nodenet.agents.ztunnel.served import Flow as DialFlow
     from nodenet.agents.ztunnel.telemetry import OpenFlow
 
 logger = logging.getLogger(__name__)
 
-#: Seconds of a connection on 15008 without any tunnel before it is closed in order; the peer's
-#: pool lets go after five minutes, so this one is for peers that have no such thing.
-IDLE_SECONDS: Final = 600.0
-_SERVER: Final = LocalSettings()
 _FAILED: Final = select.EPOLLERR | select.EPOLLHUP
 _ARRIVED: Final = select.EPOLLIN | select.EPOLLRDHUP
 
@@ -58,164 +49,6 @@ class UpstreamFailed(NodenetError):
 
 class Withdrawn(NodenetError):
     """The peer has given the tunnel up before the application had answered."""
-
-
-class InboundPeer:
-    """A connection accepted on 15008: shaking hands, then carrying tunnels.
-
-    It owns the transport and handles what its core reports.
-    """
-
-    __slots__ = (
-        "_core",
-        "_flows",
-        "_sock",
-        "client",
-        "client_ip",
-        "conn_id",
-        "identity_text",
-        "local",
-        "pod",
-        "transport",
-    )
-
-    def __init__(self, pod: MeshPod, sock: RawSocket, client: Address, local: Address) -> None:
-        self.pod = pod
-        self.client = client
-        """Address of the TCP peer: the pod behind it, since its proxy dials from inside."""
-        self.local = local
-        """The pod's address it came to."""
-        self.client_ip = ip_address(client.host)
-        self.conn_id = socket_cookie(sock)
-        """The kernel's id of the accepted socket, hex."""
-        self.identity_text: str | None = None
-        """The peer's SPIFFE id, when the handshake is done."""
-        self.transport: Transport | None = None
-        self._core: Connection | None = None
-        self._sock: RawSocket | None = sock
-        self._flows: set[InboundFlow] = set()
-
-    @property
-    def flows(self) -> frozenset[InboundFlow]:
-        """Its tunnels."""
-        return frozenset(self._flows)
-
-    def begin(self) -> None:
-        """Goes on as far as it can; called again when the pod's workload has become known."""
-        pod = self.pod
-        if pod.workload() is None:
-            pod.await_workload(self)
-            return
-        pod.server_certificate(self._certified)
-
-    def workload_unknown(self) -> None:
-        """The pod's own workload has not appeared in time."""
-        self.pod.forget_waiter(self)
-        self._refuse(self.pod.unknown_workload())
-
-    def shutdown(self) -> None:
-        """No new tunnels; ends when the last one has ended."""
-        core, transport = self._core, self.transport
-        if core is None or transport is None:
-            self.cut(Draining())
-            return
-        core.shutdown()
-        transport.flush_soon()
-        self._close_if_done()
-
-    def cut(self, error: NodenetError) -> None:
-        """Ends it now, with every tunnel."""
-        if self.transport is not None:
-            self.transport.abort(error)
-        else:
-            self._refuse(error)
-
-    def flow_ended(self, flow: InboundFlow) -> None:
-        """One of its tunnels is over (told by itself)."""
-        self._flows.discard(flow)
-        self._close_if_done()
-
-    # -- transport.Owner -------------------------------------------------------------------------
-
-    def secured(self, transport: Transport) -> Connection:
-        """See `transport.Owner`."""
-        workload = self.pod.workload()
-        trust_domain = workload.trust_domain if workload is not None else ""
-        self.identity_text = str(peer.check_client(transport.tls, trust_domain))
-        self.pod.check_peer(transport.tls, INBOUND)
-        return Connection(Role.SERVER, _SERVER, self)
-
-    def ready(self, transport: Transport) -> None:
-        """See `transport.Owner`."""
-        self._core = transport.core
-
-    def lost(self, transport: Transport, error: NodenetError) -> None:
-        """See `transport.Owner`."""
-        core, self._core = self._core, None
-        if core is None:
-            self.pod.telemetry.handshake_failed(INBOUND, error)
-            self.pod.telemetry.failed(self.client, self.local, INBOUND, error.message)
-        else:
-            core.lost()
-        self.pod.peer_ended(self)
-
-    # -- hbone.Handler ---------------------------------------------------------------------------
-
-    def on_request(self, stream: Stream, request: Request) -> None:
-        """See `hbone.connection.Handler`."""
-        flow = InboundFlow(self, stream)
-        stream.receiver = flow
-        self._flows.add(flow)
-        flow.begin(request)
-
-    def on_response(self, stream: Stream, response: Response) -> None:
-        """See `hbone.connection.Handler`: servers get none."""
-
-    def on_goaway(self, last_stream_id: int, code: int) -> None:
-        """See `hbone.connection.Handler`: the peer opens no more."""
-        self._close_if_done()
-
-    def on_writable(self) -> None:
-        """See `hbone.connection.Handler`."""
-        if self.transport is not None:
-            self.transport.resume_waiting()
-
-    def on_pong(self, opaque: bytes) -> None:
-        """See `hbone.connection.Handler`: being read is what counts."""
-
-    # --------------------------------------------------------------------------------------------
-
-    def _certified(self, context: ssl.SSLContext | NodenetError) -> None:
-        sock = self._sock
-        if sock is None:
-            return
-        if isinstance(context, NodenetError):
-            self._refuse(context)
-            return
-        wires = self.pod.wires
-        self._sock = None
-        transport = self.transport = Transport(wires, sock, context, self, server=True)
-        try:
-            wires.poller.add(sock.fileno(), STREAM, transport)
-        except OSError as error:  # fs.epoll.max_user_watches, memory
-            transport.abort(UpstreamFailed(f"io error: {os.strerror(error.errno or 0)}"))
-            return
-        transport.start()
-
-    def _refuse(self, error: NodenetError) -> None:
-        """Ends one that has no transport yet."""
-        sock, self._sock = self._sock, None
-        if sock is None:
-            return
-        reset_on_close(sock)
-        sock.close()
-        self.pod.telemetry.failed(self.client, self.local, INBOUND, error.message)
-        self.pod.peer_ended(self)
-
-    def _close_if_done(self) -> None:
-        core, transport = self._core, self.transport
-        if core is not None and transport is not None and core.going_away and not core.active:
-            transport.close()
 
 
 class InboundFlow:
@@ -283,7 +116,7 @@ class InboundFlow:
             self._refuse_early(503, UpstreamFailed(f"{Reason.OVER_LIMIT.value}"))
             return
         pod.served.flow_begun(self)
-        log = pod.telemetry.opened(pod.inbound_facts(self, workload, route, request), self)
+        log = pod.telemetry.opened(inbound_facts(pod, self, workload, route, request), self)
         log.hbone_conn, log.stream_id = peer.conn_id, self.stream.id
         self._log = log
         self.context = RbacContext(peer.client_ip, peer.identity_text, route.destination)
@@ -391,7 +224,7 @@ class InboundFlow:
         transport = self.peer.transport
         assert transport is not None and transport.core is not None and route is not None
         assert self.workload is not None
-        transport.core.respond(stream, 200, pod.response_block(self.workload))
+        transport.core.respond(stream, 200, pod.fields.response_block(self.workload))
         transport.flush_soon()
         self._far = None
         early = self._early

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ssl
 from typing import Final, Protocol
 
-from nodenet.agents.ztunnel.pool import ConnectFailed
+from nodenet.agents.ztunnel.client_connection import ConnectFailed
 from nodenet.agents.ztunnel.transport import FRAME_HEADER_BYTES, Transport, TransportLost, Wires
 from nodenet.agents.ztunnel.tunnel import CLOSED
 from nodenet.errors import NodenetError

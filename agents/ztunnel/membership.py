@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodenet.agents.ztunnel.config import ZtunnelConfig
+from nodenet.agents.ztunnel.mesh_context import Mesh
 from nodenet.agents.ztunnel.mesh_file import MeshFile
-from nodenet.agents.ztunnel.mesh_pod import Mesh, identity_of
+from nodenet.agents.ztunnel.mesh_pod import identity_of
 from nodenet.agents.ztunnel.revocation import Revocation, issuers_of
 from nodenet.errors import NodenetError
 from nodenet.identity.ca import EmbeddedCa

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Final
 
 from nodenet.abi import MARK
 from nodenet.agents.ztunnel.address import Address
+from nodenet.agents.ztunnel.client_connection import ClientConnection, ConnectFailed, PoolKey
 from nodenet.agents.ztunnel.decision import Route as Dial
 from nodenet.agents.ztunnel.ends import Draining
 from nodenet.agents.ztunnel.flow_facts import OUTBOUND, FlowFacts, ResponseFlag
 from nodenet.agents.ztunnel.inner import InnerClient
+from nodenet.agents.ztunnel.mesh_facts import inner_facts, outbound_facts
 from nodenet.agents.ztunnel.poller import STREAM
-from nodenet.agents.ztunnel.pool import ClientConnection, ConnectFailed, PoolKey
 from nodenet.agents.ztunnel.relay import reset_on_close
 from nodenet.agents.ztunnel.transport import Transport
 from nodenet.agents.ztunnel.tunnel import Tunnel
@@ -145,7 +146,7 @@ class OutboundFlow:
 
     def _set_out(self, source: Workload, route: Route) -> None:
         pod = self._pod
-        facts = pod.outbound_facts(self, source, route)
+        facts = outbound_facts(pod.served.pod.name, self, source, route)
         if route.protocol is Protocol.TCP:
             self.over = True
             log = pod.telemetry.opened(facts)
@@ -190,7 +191,7 @@ class OutboundFlow:
         route = self.route
         assert route is not None and self.source is not None
         self._connection = connection
-        block = self._pod.connect_block(self.source, route, self.client)
+        block = self._pod.fields.connect_block(self.source, route, self.client)
         self._stream = connection.open(self, block)
         self._pod.answers.add(self)
 
@@ -248,7 +249,7 @@ class OutboundFlow:
             return
         assert inner.wire is not None and inner.stream is not None and self._facts is not None
         # now it is known who is behind the gateway
-        facts = self._pod.inner_facts(self._facts, inner.peer_identity, response)
+        facts = inner_facts(self._facts, inner.peer_identity, response)
         self._log, self._facts = self._pod.telemetry.opened(facts, self), None
         self._join(inner.wire, inner.stream)
 
@@ -282,7 +283,7 @@ class OutboundFlow:
             return
         transport = connection.transport
         assert transport is not None and route.inner is not None and source is not None
-        block = pod.connect_block(source, route, self.client, inner=route.inner)
+        block = pod.fields.connect_block(source, route, self.client, inner=route.inner)
         self._inner = InnerClient(self, route.inner.identities, block)
         self._inner.start(pod.wires, transport, stream, context)
 

@@ -28,7 +28,8 @@ from nodenet.agents.ztunnel.decision import OWN_PORTS, Reason, Route, decide
 from nodenet.agents.ztunnel.flow_facts import INBOUND, OUTBOUND, FlowFacts, ResponseFlag
 from nodenet.agents.ztunnel.listeners import Listener, OnAccept, open_listener
 from nodenet.agents.ztunnel.logs import LineBudget
-from nodenet.agents.ztunnel.mesh_pod import MeshContext, MeshPod
+from nodenet.agents.ztunnel.mesh_context import MeshContext
+from nodenet.agents.ztunnel.mesh_pod import MeshPod
 from nodenet.agents.ztunnel.outbound import OutboundFlow
 from nodenet.agents.ztunnel.pod import Pod
 from nodenet.agents.ztunnel.poller import STREAM, Poller

@@ -20,7 +20,7 @@ from nodenet.agents.ztunnel.connection import Connection
 from nodenet.agents.ztunnel.counters import PodCounters, PodSnapshot
 from nodenet.agents.ztunnel.deadlines import Deadlines
 from nodenet.agents.ztunnel.logs import LineBudget
-from nodenet.agents.ztunnel.mesh_pod import Mesh, MeshContext
+from nodenet.agents.ztunnel.mesh_context import Mesh, MeshContext
 from nodenet.agents.ztunnel.pod import Pod, PodRefused
 from nodenet.agents.ztunnel.poller import Poller
 from nodenet.agents.ztunnel.relay import Relay
