@@ -260,6 +260,12 @@ def test_candidates_are_kept_for_equal_sources_only() -> None:
     assert names(state, port=81) == set()
 
 
+def test_candidates_of_a_waypoint_are_kept_apart() -> None:
+    state = mesh(service("s", ports={}), member("a", application_tunnel=ApplicationTunnel()))
+    assert names(state, port=15008, resolution=WAYPOINT) == {"a"}
+    assert names(state, port=15008, resolution=STANDARD) == set()
+
+
 W1, W2, W3 = ref("ns/w1"), ref("ns/w2"), ref("/10.0.0.3")
 
 

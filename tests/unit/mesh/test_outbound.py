@@ -50,7 +50,8 @@ def told(route: Route) -> str:
     if route.next_hop is not None:
         text += str(route.next_hop)
     elif route.resolve is not None:
-        text += f"{route.resolve.hostname}:{route.resolve.port}"
+        family = " (v6)" if route.resolve.prefer_ipv6 else ""
+        text += f"{route.resolve.hostname}:{route.resolve.port}{family}"
     if route.protocol is not Protocol.TCP:
         text += f" for {route.authority or '(resolved)'} as {accounts(route.identities)}"
     if route.inner is not None:
@@ -269,6 +270,11 @@ TARGET_PORTS: dict[str, Case] = {
         "10.96.0.1:80",
         "Z5b no healthy upstream: 10.96.0.1:80",
     ),
+    "port-that-the-endpoint-maps-to-nothing": (
+        [service("s", "10.96.0.1"), pod("a", "10.0.0.2", services={S: {80: 0}})],
+        "10.96.0.1:80",
+        "Z5b no healthy upstream: 10.96.0.1:80",
+    ),
     "a-tunnel-takes-any-port": (
         [
             service("s", "10.96.0.1", ports={80: 0}),
@@ -330,6 +336,11 @@ ADDRESSES: dict[str, Case] = {
         [service("s", "10.96.0.1"), pod("a", services=[S], hostname="a.example")],
         "10.96.0.1:80",
         "Z9 HBONE a.example:15008 for (resolved) as a",
+    ),
+    "hostname-follows-the-destinations-family": (
+        [service("s", *BOTH), pod("a", services=[S], hostname="a.example")],
+        V6,
+        "Z9 HBONE a.example:15008 (v6) for (resolved) as a",
     ),
     "an-address-before-a-hostname": (
         [service("s", "10.96.0.1"), pod("a", "10.0.0.2", services=[S], hostname="a.example")],
@@ -775,6 +786,14 @@ def test_two_networks_are_looked_in(network: str, expected: str) -> None:
         pod("a", "10.0.0.2", network="theirs", services=[S]),
     ]
     assert outcome(resources, "10.96.0.1:80", source=source, network=network) == expected
+
+
+def test_passthrough_known_to_the_cluster_only() -> None:
+    """The service that Z3 found wants passthrough: what Z5 does not find is not refused."""
+    source = pod("source", "10.0.0.1", network="theirs")
+    resources: list[Resource] = [service("s", "mine/10.96.0.1", load_balancing=PASSTHROUGH)]
+    found = outcome(resources, "10.96.0.1:80", source=source, network="mine")
+    assert found == "Z5c TCP 10.96.0.1:80"
 
 
 def test_no_service_for_an_endpoint_far_away() -> None:

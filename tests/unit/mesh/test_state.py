@@ -159,6 +159,12 @@ def test_removal_by_name(name: str, left: set[str]) -> None:
     assert {each.name for each in (*state.workloads, *state.services)} == left
 
 
+def test_a_hostname_with_a_slash_is_no_name_to_remove() -> None:
+    state = mesh(service("s", hostname="s/x"))
+    state.apply(Batch(removals=["ns/s/x"]))
+    assert len(state.services) == 1
+
+
 def test_a_workload_whose_uid_looks_like_a_service() -> None:
     state = mesh(pod("a", uid="ns/s.ns"), service("s"))
     state.apply(Batch(removals=["ns/s.ns"]))
