@@ -36,7 +36,8 @@ _PORT_MAPS_SHARED: Final = 4096
 #: Distinct placements that are shared: about one for each node of the mesh.
 _PLACEMENTS_SHARED: Final = 16384
 
-#: Endpoints in the lists of candidates kept, and as many of the generation before; 8 bytes each.
+#: Endpoints in the lists of candidates kept, and as many of the generation before: 8 bytes each,
+#: some 40 where capacities differ.
 CANDIDATES_CACHED: Final = 262_144
 
 #: What a batch does to the endpoints of a service, by uid; None removes.

@@ -6,6 +6,7 @@ change needs no lock; `nodenet.mesh.state` makes a whole batch of them visible a
 
 from __future__ import annotations
 
+from bisect import insort_right
 from collections import Counter
 from collections.abc import Iterator
 from typing import Final
@@ -21,11 +22,6 @@ from nodenet.mesh.recent import Recent
 WORKLOADS_CACHED: Final = 2048
 
 _POD: Final = "//Pod/"
-
-
-def _preference(workload: Workload) -> int:
-    """Who keeps an address that several workloads claim: pods cannot claim one at will."""
-    return (2 if _POD in workload.uid else 0) + (1 if workload.is_hbone else 0)
 
 
 class Workloads:
@@ -136,15 +132,19 @@ class Workloads:
         """Whether it runs on this node; nothing does when the node has no name."""
         return self.node != "" and workload.node == self.node
 
+    def _preference(self, uid: str) -> int:
+        """Who keeps an address that several workloads claim: pods cannot claim one at will."""
+        workload = self.get(uid)
+        hbone = workload is not None and workload.is_hbone
+        return (2 if _POD in uid else 0) + (1 if hbone else 0)
+
     def _claim(self, workload: Workload, address: bytes) -> None:
         index = self._by_address.within(workload.network)
         others = index.get(address)
         if not others:
             index.put(address, (workload.uid,))
-            return
-        claims = [found for uid in others if (found := self.get(uid)) is not None]
-        if workload.uid not in others:
-            claims.append(workload)
-        # stable: of equals the newest stays last, and the last is the one that is found
-        claims.sort(key=_preference)
-        index.put(address, tuple(each.uid for each in claims))
+        elif workload.uid not in others:
+            # sorted by preference; of equals the newest is last, and the last is the one found
+            claims = list(others)
+            insort_right(claims, workload.uid, key=self._preference)
+            index.put(address, tuple(claims))
