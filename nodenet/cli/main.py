@@ -87,19 +87,19 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _leave(status: int) -> None:
-    """Ends the process, unless something waits to be told of its end.
+    """Ends the process, unless a thread goes on or a profiler waits for the end.
 
     The interpreter would take apart all it has made, object by object, before the memory goes
-    anyway: 9 ms after a list of 16,000 connections.
+    anyway: 9 ms after a list of 16,000 connections. What else it does at its end is done here.
     """
     threading = sys.modules.get("threading")
     if (
         (threading is not None and threading.active_count() > 1)
-        or atexit._ncallbacks()
         or sys.getprofile() is not None
         or sys.gettrace() is not None
     ):
         return
+    atexit._run_exitfuncs()
     try:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:

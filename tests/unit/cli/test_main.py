@@ -133,21 +133,26 @@ def test_the_process_ends_without_taking_itself_apart(
 
 
 @pytest.mark.parametrize(
-    "before",
+    ("before", "last"),
     [
-        "import atexit; atexit.register(print, 'the end')",
-        "import threading; e = threading.Event();"
-        "threading.Timer(0.05, lambda: print('the end')).start()",
-        "import cProfile; p = cProfile.Profile(); p.enable()",
+        ("import atexit; atexit.register(print, 'the end')", ["the end"]),
+        (
+            "import threading; main_ = threading.main_thread();"
+            "threading.Thread(target=lambda: (main_.join(), print('the end'))).start()",
+            ["returned", "the end"],
+        ),
+        ("import cProfile; p = cProfile.Profile(); p.enable()", ["returned"]),
     ],
     ids=["atexit", "thread", "profile"],
 )
-def test_what_waits_for_the_end_of_the_process_is_told(process: Any, before: str) -> None:
-    done = as_process(process, before, "version")
+def test_what_waits_for_the_end_of_the_process_is_told(
+    process: Any, before: str, last: list[str]
+) -> None:
+    done = as_process(process, before, "version", "-j")
     assert done.returncode == 0
-    lines = done.stdout.splitlines()
-    assert "returned" in lines
-    assert ("the end" in lines) == ("the end" in before)
+    answer, *after = done.stdout.splitlines()
+    assert json.loads(answer)["ok"]
+    assert after == last
 
 
 def test_started_without_stdout(process: Any) -> None:
