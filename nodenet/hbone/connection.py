@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final, NoReturn, Protocol
+from typing import Final, Protocol
 
 from nodenet.hbone import frames, headers, nuisance, settings
 from nodenet.hbone.errors import ErrorCode, H2Error, code_name
 from nodenet.hbone.frames import HEADER_BYTES, STREAM_ID_MASK
 from nodenet.hbone.headers import Malformed, Request, Response
 from nodenet.hbone.hpack_decoder import Decoder, Undecodable
+from nodenet.hbone.incoming import Incoming, fail
 from nodenet.hbone.nuisance import Nuisance
-from nodenet.hbone.outgoing import SHUTDOWN_PING, Outgoing
+from nodenet.hbone.outgoing import SHUTDOWN_PING
 from nodenet.hbone.settings import UNLIMITED_STREAMS, LocalSettings, Role, Setting
 from nodenet.hbone.stream import NEVER_DUE, UNSET, Stream
 
@@ -31,19 +32,7 @@ MAX_UNREAD_ANSWERS: Final = 8192
 MAX_CONTINUATIONS: Final = 32
 #: Header blocks from this size on are paid for, however well-formed.
 LARGE_BLOCK: Final = 8 * 1024
-#: SETTINGS payload; there are six settings, a few unknown ones and repetitions are allowed.
-MAX_SETTINGS_BYTES: Final = 6 * 64
-#: What a HEADERS payload may have beside the block: pad length, padding, priority.
-_HEADERS_EXTRA: Final = 1 + 255 + 5
-
-_unpack: Final = frames.HEADER.unpack_from
 _NOBODY: Final[dict[int, Stream]] = {}
-_EXACT: Final = {
-    frames.PRIORITY: 5,
-    frames.RST_STREAM: 4,
-    frames.PING: 8,
-    frames.WINDOW_UPDATE: 4,
-}
 
 
 class Handler(Protocol):
@@ -68,7 +57,7 @@ class Handler(Protocol):
         """The answer to a `Connection.ping`."""
 
 
-class Connection(Outgoing):
+class Connection(Incoming):
     """One side of a connection. Driven by bytes (`receive`) and by the caller's calls.
 
     Raises H2Error from `receive` only; everything peers do ends there or in a stream's reset.
@@ -78,25 +67,11 @@ class Connection(Outgoing):
     __slots__ = (
         "_answers",
         "_answers_end",
-        "_block",
-        "_block_flags",
-        "_block_id",
         "_continuations",
-        "_current",
         "_decoder",
-        "_ending",
         "_handler",
-        "_left",
-        "_max_block",
-        "_max_frame",
-        "_need",
         "_nuisance",
-        "_partial",
-        "_preface",
-        "_skip",
-        "_unfinished",
         "acknowledged",
-        "greeted",
     )
 
     def __init__(
@@ -113,225 +88,14 @@ class Connection(Outgoing):
         self._nuisance = Nuisance(clock)
         self.acknowledged = False
         """The peer has acknowledged our SETTINGS."""
-        self._max_frame = settings.max_frame
-        self._max_block = settings.header_list(role)
         self._decoder = Decoder(self._max_block)
-        self.greeted = False
-        """The peer's SETTINGS are there."""
-        #: Something of the last view is unfinished: `_resume` goes before everything else.
-        self._unfinished = role is Role.SERVER
-        self._preface = role is Role.SERVER
-        #: The beginning of a frame, and how much of it is needed to act on it.
-        self._partial = bytearray()
-        self._need = len(frames.PREFACE) if role is Role.SERVER else HEADER_BYTES
-        #: A frame acted on whose payload is still arriving: bytes for the stream `_current`, then
-        #: bytes to skip, then the end of the stream if `_ending`.
-        self._left = 0
-        self._skip = 0
-        self._current: Stream | None = None
-        self._ending = False
+        self._continuations = 0
         #: Answers queued since the outbox was written, as far as can be seen: it has become shorter
         #: than it was with the last of them.
         self._answers = 0
         self._answers_end = 0
-        #: A header block waiting for CONTINUATION.
-        self._block: bytearray | None = None
-        self._block_id = 0
-        self._block_flags = 0
-        self._continuations = 0
-
-    # -- bytes in --------------------------------------------------------------------------------
-
-    def receive(self, view: memoryview) -> None:
-        """Takes bytes from the peer, cut anywhere; does nothing once the connection is over.
-
-        Raises H2Error after the GOAWAY is in the outbox and all streams have been reset.
-        """
-        if self.closed:
-            return
-        try:
-            size = len(view)
-            at = self._resume(view, size) if self._unfinished else 0
-            last = size - HEADER_BYTES
-            while at <= last:
-                head, flags, stream_id = _unpack(view, at)
-                if not head & 0xFF and not flags:
-                    stream = self._receiving.get(stream_id)
-                    length = head >> 8
-                    if stream is not None and 0 < length <= self._max_frame:
-                        # the hot path: DATA without padding that ends nothing
-                        received = stream.received + length
-                        if received <= stream.allowed:
-                            stream.received = received
-                            received = self.received + length
-                            self.received = received
-                            if received > self._grant_at:
-                                self._grant()
-                            at += HEADER_BYTES
-                            end = at + length
-                            if end <= size:
-                                stream.receiver.data(view[at:end])
-                                at = end
-                                continue
-                            self._left = end - size
-                            self._current = stream
-                            self._unfinished = True
-                            if at < size:
-                                stream.receiver.data(view[at:])
-                            return
-                at = self._frame(head, flags, stream_id & STREAM_ID_MASK, view, at, size)
-            if at < size:
-                self._partial += view[at:]
-                self._need = HEADER_BYTES
-                self._unfinished = True
-        except H2Error as error:
-            self._die(error)
-            raise
-
-    def _resume(self, view: memoryview, size: int) -> int:
-        """Goes on with what the last view left unfinished; returns where the next frame begins."""
-        if self._left or self._skip:
-            at = self._payload(view, 0, size)
-            if self._left or self._skip:
-                return size
-            self._unfinished = False
-            return at
-        partial = self._partial
-        at = 0
-        while True:
-            count = self._need - len(partial)
-            if count > size - at:
-                partial += view[at:]
-                if self._preface:
-                    self._check_preface(partial)
-                return size
-            partial += view[at : at + count]
-            at += count
-            if self._preface:
-                self._check_preface(partial)
-                self._preface = False
-                self._need = HEADER_BYTES
-                partial.clear()
-                break
-            head, flags, stream_id = _unpack(partial)
-            stream_id &= STREAM_ID_MASK
-            length, kind = head >> 8, head & 0xFF
-            if self._need == HEADER_BYTES:
-                want = self._admit(kind, flags, stream_id, length)
-                if want:
-                    self._need = HEADER_BYTES + want
-                    continue
-            payload = memoryview(bytes(partial))[HEADER_BYTES:]
-            partial.clear()
-            self._need = HEADER_BYTES
-            self._unfinished = False
-            self._act(kind, flags, stream_id, length, payload)
-            return self._rest(view, at, size)
-        self._unfinished = False
-        return at
-
-    def _check_preface(self, partial: bytearray) -> None:
-        if not frames.PREFACE.startswith(partial):
-            raise H2Error(ErrorCode.PROTOCOL_ERROR, "not HTTP/2: the connection preface is missing")
-
-    def _frame(
-        self, head: int, flags: int, stream_id: int, view: memoryview, at: int, size: int
-    ) -> int:
-        """Any frame whose header is at ``at``; returns where the next one begins."""
-        if self.closed:  # by a callback, earlier in this view
-            return size
-        kind, length = head & 0xFF, head >> 8
-        want = self._admit(kind, flags, stream_id, length)
-        body = at + HEADER_BYTES
-        end = body + want
-        if end > size:
-            self._partial += view[at:]
-            self._need = HEADER_BYTES + want
-            self._unfinished = True
-            return size
-        self._act(kind, flags, stream_id, length, view[body:end])
-        return self._rest(view, end, size)
-
-    def _rest(self, view: memoryview, at: int, size: int) -> int:
-        """What follows the part of a frame that was acted on."""
-        if self._left or self._skip or self._ending:
-            at = self._payload(view, at, size)
-            if self._left or self._skip:
-                self._unfinished = True
-        return at
-
-    def _payload(self, view: memoryview, at: int, size: int) -> int:
-        """Passes on and skips payload of the frame under way; returns where it stopped."""
-        left = self._left
-        if left:
-            here = size - at
-            if here < left:
-                self._left = left - here
-                end = size
-            else:
-                self._left = 0
-                end = at + left
-            if end > at:
-                stream = self._current
-                if stream is not None and not stream.closed:
-                    stream.receiver.data(view[at:end])
-            at = end
-            if self._left:
-                return at
-        if self._skip:
-            count = min(self._skip, size - at)
-            self._skip -= count
-            at += count
-            if self._skip:
-                return at
-        stream, self._current = self._current, None
-        if self._ending:
-            self._ending = False
-            if stream is not None and not stream.closed:
-                self._ended(stream)
-        return at
 
     # -- frames ----------------------------------------------------------------------------------
-
-    def _admit(self, kind: int, flags: int, stream_id: int, length: int) -> int:
-        """Looks at a frame header alone; returns how much payload it takes to act on the frame.
-
-        What is refused here is refused before anything of it is stored.
-        """
-        if length > self._max_frame:
-            _fail(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
-        if self._block is not None and (kind != frames.CONTINUATION or stream_id != self._block_id):
-            _fail(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted")
-        if not self.greeted and (kind != frames.SETTINGS or flags & frames.ACK):
-            _fail(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
-        if kind == frames.DATA:
-            if not flags & frames.PADDED:
-                return 0
-            if not length:
-                _fail(ErrorCode.FRAME_SIZE_ERROR, "padded DATA without a pad length")
-            return 1
-        if kind == frames.HEADERS or kind == frames.CONTINUATION:
-            if length > self._max_block + _HEADERS_EXTRA:
-                _fail(ErrorCode.ENHANCE_YOUR_CALM, f"a header block of {length} bytes")
-            return length
-        exact = _EXACT.get(kind)
-        if exact is not None:
-            if length != exact:
-                _fail(ErrorCode.FRAME_SIZE_ERROR, f"{frames.NAMES[kind]} of {length} bytes")
-            return length
-        if kind == frames.SETTINGS:
-            if length % 6 or (length and flags & frames.ACK):
-                _fail(ErrorCode.FRAME_SIZE_ERROR, f"SETTINGS of {length} bytes")
-            if length > MAX_SETTINGS_BYTES:
-                _fail(ErrorCode.ENHANCE_YOUR_CALM, f"SETTINGS of {length} bytes")
-            return length
-        if kind == frames.GOAWAY:
-            if length < 8:
-                _fail(ErrorCode.FRAME_SIZE_ERROR, f"GOAWAY of {length} bytes")
-            return 8  # the debug data is skipped
-        if kind == frames.PUSH_PROMISE:
-            _fail(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE, which is switched off")
-        return 0  # unknown types are skipped
 
     def _act(self, kind: int, flags: int, stream_id: int, length: int, payload: memoryview) -> None:
         """Does what an admitted frame says. ``payload`` is the part that `_admit` asked for."""
@@ -355,7 +119,7 @@ class Connection(Outgoing):
         elif kind == frames.PRIORITY:
             self._nuisance.spend(nuisance.FRAME, "PRIORITY")
             if not stream_id:
-                _fail(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
+                fail(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
         else:
             self._skip = length
             self._nuisance.spend(nuisance.FRAME, f"type {kind:#x}")
@@ -364,7 +128,7 @@ class Connection(Outgoing):
         """The start of a DATA frame, in all cases that the hot path leaves."""
         padding = 0 if pad is None else pad + 1
         if padding > length:
-            _fail(ErrorCode.PROTOCOL_ERROR, "DATA with more padding than payload")
+            fail(ErrorCode.PROTOCOL_ERROR, "DATA with more padding than payload")
         stream = self._all_receiving.get(stream_id)
         self.received += length
         if self.received > self._grant_at:
@@ -403,12 +167,12 @@ class Connection(Outgoing):
                 self._stream_error(stream, ErrorCode.PROTOCOL_ERROR, "DATA before the response")
             return
         if not stream_id:
-            _fail(ErrorCode.PROTOCOL_ERROR, "DATA on stream 0")
+            fail(ErrorCode.PROTOCOL_ERROR, "DATA on stream 0")
         self._refuse_idle("DATA", stream_id)
         left = self._grace.get(stream_id)
         if left is not None:
             if length > left:
-                _fail(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the window of a reset stream")
+                fail(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the window of a reset stream")
             if flags & frames.END_STREAM:
                 del self._grace[stream_id]
             else:
@@ -421,16 +185,16 @@ class Connection(Outgoing):
 
     def _headers(self, flags: int, stream_id: int, payload: memoryview) -> None:
         if not stream_id:
-            _fail(ErrorCode.PROTOCOL_ERROR, "HEADERS on stream 0")
+            fail(ErrorCode.PROTOCOL_ERROR, "HEADERS on stream 0")
         start, end = 0, len(payload)
         if flags & frames.PADDED:
             if not end:
-                _fail(ErrorCode.FRAME_SIZE_ERROR, "padded HEADERS without a pad length")
+                fail(ErrorCode.FRAME_SIZE_ERROR, "padded HEADERS without a pad length")
             start, end = 1, end - payload[0]
         if flags & frames.PRIORITY_FLAG:
             start += 5
         if start > end:
-            _fail(ErrorCode.PROTOCOL_ERROR, "HEADERS with more padding than payload")
+            fail(ErrorCode.PROTOCOL_ERROR, "HEADERS with more padding than payload")
         if flags & frames.END_HEADERS:
             self._header_block(stream_id, bytes(payload[start:end]), flags)
             return
@@ -443,11 +207,11 @@ class Connection(Outgoing):
     def _continuation(self, flags: int, payload: memoryview) -> None:
         block = self._block
         if block is None:
-            _fail(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+            fail(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         self._continuations += 1
         block += payload
         if len(block) > self._max_block or self._continuations > MAX_CONTINUATIONS:
-            _fail(
+            fail(
                 ErrorCode.ENHANCE_YOUR_CALM,
                 f"a header block of {len(block)} bytes in {self._continuations} CONTINUATIONs",
             )
@@ -463,7 +227,7 @@ class Connection(Outgoing):
         try:
             fields = self._decoder.decode(block)
         except Undecodable as error:
-            _fail(ErrorCode.COMPRESSION_ERROR, str(error))
+            fail(ErrorCode.COMPRESSION_ERROR, str(error))
         ends = bool(flags & frames.END_STREAM)
         stream = self._streams.get(stream_id)
         if stream is None:
@@ -485,7 +249,7 @@ class Connection(Outgoing):
     def _stray_headers(self, stream_id: int, ends: bool) -> None:
         self._refuse_idle("HEADERS", stream_id)
         if stream_id not in self._grace:
-            _fail(ErrorCode.STREAM_CLOSED, f"HEADERS on the closed stream {stream_id}")
+            fail(ErrorCode.STREAM_CLOSED, f"HEADERS on the closed stream {stream_id}")
         if ends:
             del self._grace[stream_id]
         else:
@@ -553,7 +317,7 @@ class Connection(Outgoing):
         stream = self._streams.get(stream_id)
         if stream is None:
             if not stream_id:
-                _fail(ErrorCode.PROTOCOL_ERROR, "RST_STREAM on stream 0")
+                fail(ErrorCode.PROTOCOL_ERROR, "RST_STREAM on stream 0")
             self._refuse_idle("RST_STREAM", stream_id)
             self._grace.pop(stream_id, None)
             return
@@ -574,10 +338,10 @@ class Connection(Outgoing):
     def _window_update(self, stream_id: int, increment: int) -> None:
         if not stream_id:
             if not increment:
-                _fail(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0 bytes")
+                fail(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0 bytes")
             self.send_window += increment
             if self.send_window > frames.MAX_WINDOW:
-                _fail(ErrorCode.FLOW_CONTROL_ERROR, "the window of the connection overflows")
+                fail(ErrorCode.FLOW_CONTROL_ERROR, "the window of the connection overflows")
             if self._blocked:
                 self._blocked = False
                 self._handler.on_writable()
@@ -600,7 +364,7 @@ class Connection(Outgoing):
 
     def _settings(self, flags: int, stream_id: int, payload: memoryview) -> None:
         if stream_id:
-            _fail(ErrorCode.PROTOCOL_ERROR, f"SETTINGS on stream {stream_id}")
+            fail(ErrorCode.PROTOCOL_ERROR, f"SETTINGS on stream {stream_id}")
         if flags & frames.ACK:
             self._settings_acknowledged()
             return
@@ -643,11 +407,11 @@ class Connection(Outgoing):
                 continue
             stream.send_window += change
             if stream.send_window > frames.MAX_WINDOW:
-                _fail(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE overflows a window")
+                fail(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE overflows a window")
 
     def _settings_acknowledged(self) -> None:
         if self.acknowledged:
-            _fail(ErrorCode.PROTOCOL_ERROR, "SETTINGS acknowledged that were not sent")
+            fail(ErrorCode.PROTOCOL_ERROR, "SETTINGS acknowledged that were not sent")
         self.acknowledged = True
         less = self._recv_initial - self.settings.window
         if less:
@@ -658,7 +422,7 @@ class Connection(Outgoing):
 
     def _ping(self, flags: int, stream_id: int, opaque: bytes) -> None:
         if stream_id:
-            _fail(ErrorCode.PROTOCOL_ERROR, f"PING on stream {stream_id}")
+            fail(ErrorCode.PROTOCOL_ERROR, f"PING on stream {stream_id}")
         if not flags & frames.ACK:
             self._answer(nuisance.FRAME, "PING")
             self.outbox += frames.ping(opaque, ack=True)
@@ -671,7 +435,7 @@ class Connection(Outgoing):
 
     def _goaway(self, stream_id: int, last: int, code: int) -> None:
         if stream_id:
-            _fail(ErrorCode.PROTOCOL_ERROR, f"GOAWAY on stream {stream_id}")
+            fail(ErrorCode.PROTOCOL_ERROR, f"GOAWAY on stream {stream_id}")
         self._nuisance.spend(nuisance.FRAME, "GOAWAY")
         last &= STREAM_ID_MASK
         self.going_away = True
@@ -679,6 +443,7 @@ class Connection(Outgoing):
             for stream in [s for s in self._streams.values() if s.id > last]:
                 if not stream.closed:
                     receiver = stream.receiver
+                    self._indulge(stream.id, stream.allowed - stream.received)
                     self._abandon(stream)
                     receiver.reset(ErrorCode.REFUSED_STREAM)
         self._handler.on_goaway(last, code)
@@ -734,7 +499,7 @@ class Connection(Outgoing):
         self._answers = 1 if end < self._answers_end else self._answers + 1
         self._answers_end = end + HEADER_BYTES  # the least an answer has
         if self._answers > MAX_UNREAD_ANSWERS:
-            _fail(ErrorCode.ENHANCE_YOUR_CALM, f"answers are not read, the last to {what}")
+            fail(ErrorCode.ENHANCE_YOUR_CALM, f"answers are not read, the last to {what}")
 
     def _refuse_idle(self, what: str, stream_id: int) -> None:
         """Only PRIORITY may name a stream that was never opened (RFC 9113 section 5.1)."""
@@ -743,8 +508,4 @@ class Connection(Outgoing):
         else:
             idle = not stream_id & 1 or stream_id > self._last_local
         if idle:
-            _fail(ErrorCode.PROTOCOL_ERROR, f"{what} on the idle stream {stream_id}")
-
-
-def _fail(code: ErrorCode, text: str) -> NoReturn:
-    raise H2Error(code, text)
+            fail(ErrorCode.PROTOCOL_ERROR, f"{what} on the idle stream {stream_id}")
