@@ -20,7 +20,7 @@ import msgspec
 from nodenet import __version__
 from nodenet.agents.ztunnel import profiler
 from nodenet.agents.ztunnel.config_dump import KEYS, config_dump, whole_second
-from nodenet.agents.ztunnel.live_connections import connection_of
+from nodenet.agents.ztunnel.live_connections import connection_of, is_named, security_of
 from nodenet.agents.ztunnel.log_control import FilterError, LogControl
 from nodenet.agents.ztunnel.readiness import Readiness
 from nodenet.agents.ztunnel.telemetry import Telemetry
@@ -29,6 +29,7 @@ from nodenet.agents.ztunnel.views import (
     CertificateDump,
     CertificateView,
     LogLevelView,
+    SecurityView,
     StatusView,
 )
 from nodenet.httpd import messages
@@ -48,7 +49,8 @@ _WORDS: Final = {
     "/quitquitquit": "POST: graceful end",
     "/debug/pprof/profile": "?seconds=10&frequency=100: where the time goes, for go tool pprof",
     "/v1/status": "one screen",
-    "/v1/connections": "live connections",
+    "/v1/connections": "live connections; ?match=ID,IP:PORT also those that ended lately",
+    "/v1/security": "which connections have mTLS, for joining them with the kernel's",
     "/v1/pool": "HBONE connections to other proxies",
     "/v1/certificates": "identities, their certificates and their renewal",
     "/v1/policies": "what each policy did here",
@@ -105,6 +107,7 @@ class Admin:
                 ("GET", "/debug/pprof/profile"): self._profile,
                 ("GET", "/v1/status"): self._status,
                 ("GET", "/v1/connections"): self._connections,
+                ("GET", "/v1/security"): self._security,
                 ("GET", "/v1/pool"): lambda _: _array(self._source.pool()),
                 ("GET", "/v1/certificates"): self._certificates,
                 ("GET", "/v1/policies"): lambda _: _array(self._source.policy_hits()),
@@ -185,8 +188,25 @@ class Admin:
             )
         )
 
-    def _connections(self, _request: Request) -> Response:
-        return _array(connection_of(flow) for flow in self._telemetry.open_flows() if not flow.over)
+    def _connections(self, request: Request) -> Response:
+        telemetry, named = self._telemetry, request.query.get("match")
+        if named is None:
+            return _array(connection_of(f) for f in telemetry.open_flows() if not f.over)
+        names = frozenset(named.split(","))
+        ended = [e for e in telemetry.recent if is_named(e.flow, names)]
+        live = [f for f in telemetry.open_flows() if is_named(f, names)]
+        return _array([*(connection_of(e.flow, e) for e in ended), *map(connection_of, live)])
+
+    def _security(self, _request: Request) -> Response:
+        telemetry = self._telemetry
+        flows = [*(ended.flow for ended in telemetry.recent), *telemetry.open_flows()]
+        return messages.json(
+            SecurityView(
+                connections=[row for row in map(security_of, flows) if row is not None],
+                ended={pod: (mtls, plain) for pod, (mtls, plain) in telemetry.ended_bytes.items()},
+            ),
+            compress=True,
+        )
 
     def _certificates(self, _request: Request) -> Response:
         return _array(map(_certificate_view, self._source.certificates()))

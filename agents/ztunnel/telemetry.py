@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from nodenet.agents.ztunnel.access_log import AccessLog, Fragment, LogFormat
 from nodenet.agents.ztunnel.address import Address
@@ -26,6 +26,10 @@ from nodenet.agents.ztunnel.series import AllSeries, Series
 
 #: Combinations of two workloads remembered with their series; found again in a microsecond.
 MAX_SHAPES: Final = 4096
+#: Connections remembered after their end, a kilobyte each.
+MAX_RECENT: Final = 4096
+#: Pods whose bytes are remembered after their end.
+MAX_PODS: Final = 4096
 
 NONE: Final = ResponseFlag.NONE
 
@@ -41,6 +45,18 @@ class Shape:
         """Rendered when the first line is written."""
         # keeps alive the objects whose ids are in the key
         self._held = (facts.src_workload, facts.dst_workload, facts.service)
+
+
+class Ended(NamedTuple):
+    """A connection that has ended, seen from the pod."""
+
+    flow: OpenFlow
+    sent: int
+    received: int
+    error: str | None
+    flag: ResponseFlag
+    end_ns: int
+    """Unix time."""
 
 
 class OpenFlow:
@@ -99,6 +115,7 @@ class OpenFlow:
         telemetry.forget(self)
         self.count(sent, received)
         self._shape.series.ended(flag)
+        telemetry.remember(Ended(self, sent, received, error, flag, telemetry.wall_ns()))
         level = logging.INFO if error is None else logging.ERROR
         if level >= telemetry.level:
             fragment = self._shape.fragment or telemetry.render(self._shape, self.facts)
@@ -149,6 +166,10 @@ class Telemetry:
         """With other proxies, by direction and kind of error."""
         self.policy_hits: Counter[tuple[str, bool]] = Counter()
         """Connections by the policy that settled it and whether it let them in."""
+        self.recent: deque[Ended] = deque(maxlen=MAX_RECENT)
+        """Connections that have ended, the last one last."""
+        self.ended_bytes: dict[str, list[int]] = {}
+        """By pod, both ways, of connections that have ended: with mTLS, and without."""
         self._shapes: dict[tuple[Any, ...], Shape] = {}
         self._open: set[OpenFlow] = set()
 
@@ -214,6 +235,17 @@ class Telemetry:
                 flow.count(progress.sent, progress.received)
             if number % at_once == 0:
                 yield
+
+    def remember(self, ended: Ended) -> None:
+        """For `OpenFlow`."""
+        self.recent.append(ended)
+        facts = ended.flow.facts
+        moved = self.ended_bytes.get(facts.pod)
+        if moved is None:
+            if len(self.ended_bytes) >= MAX_PODS:
+                del self.ended_bytes[next(iter(self.ended_bytes))]
+            moved = self.ended_bytes[facts.pod] = [0, 0]
+        moved[facts.security is not Security.MTLS] += ended.sent + ended.received
 
     def forget(self, flow: OpenFlow) -> None:
         """For `OpenFlow`."""

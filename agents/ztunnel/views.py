@@ -53,6 +53,12 @@ class ProxyConnection(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Hostname of the service that was addressed."""
     dialled_from: str | None
     """ENDPOINT of the proxy's own socket to the destination."""
+    end: str | None = None
+    """RFC 3339; None while it is open."""
+    error: str | None = None
+    """As in the access log."""
+    flag: str | None = None
+    """``response_flags`` of the metrics; None while it is open."""
 
     @property
     def key(self) -> str:
@@ -62,6 +68,26 @@ class ProxyConnection(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             if self.dir == "out" or self.stream_id is None
             else f"{self.id}/{self.stream_id}"
         )
+
+
+class SecurityRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How one connection is secured, for joining it with the kernel's record of it."""
+
+    pod: str
+    dir: Literal["out", "in"]
+    end: str
+    """ENDPOINT that the record has too: outbound the application's own, inbound the one from which
+    the proxy dialled the application."""
+    security: Literal["mtls", "plain"]
+
+
+class SecurityView(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kernel cannot know of the connections of a node."""
+
+    connections: list[SecurityRow]
+    """Open ones, and the last that have ended."""
+    ended: dict[str, tuple[int, int]]
+    """By pod the bytes of all connections that have ended: with mTLS, and without."""
 
 
 class PoolConnection(msgspec.Struct, frozen=True, kw_only=True):

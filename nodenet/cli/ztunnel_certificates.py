@@ -198,9 +198,9 @@ def _hex(serial: str) -> str:
 
 
 def _is(given: str, identity: str) -> bool:
-    """In full, as ``NS/sa/NAME`` or as ``NS/NAME``."""
+    """In full, as ``NS/sa/NAME``, ``NS/NAME`` or ``NAME``."""
     short = short_identity(identity)
-    return given in (identity, short, short.replace("/sa/", "/", 1))
+    return given in (identity, short, short.replace("/sa/", "/", 1), short.rpartition("/")[2])
 
 
 def _nobody(asked: Asked, given: str, names: list[str]) -> None:

@@ -76,17 +76,21 @@ def render(status: StatusView, style: Style) -> str:
         lines.append("mesh       none: every connection goes where it wanted to")
     for name, addresses in status.listeners.items():
         lines.append(f"{name:<10} {', '.join(addresses)}")
+    known = ("workload", "service", "policy", "certificate")
+    lines.append(f"{'knows':<10} {', '.join(_many(counts, word) for word in known)}")
     lines.append(
-        f"{'knows':<10} {counts.get('workloads', 0)} workloads, {counts.get('services', 0)} "
-        f"services, {counts.get('policies', 0)} policies, {counts.get('certificates', 0)} "
-        "certificates"
-    )
-    lines.append(
-        f"{'carries':<10} {counts.get('connections', 0)} connections of {counts.get('pods', 0)} "
-        f"pods, {counts.get('pool', 0)} HBONE connections to others"
+        f"{'carries':<10} {_many(counts, 'connection')} of {_many(counts, 'pod')}, "
+        f"{counts.get('pool', 0)} to other proxies"
     )
     lines.append(f"{'log':<10} {status.log_level}")
     return "\n".join(lines) + "\n"
+
+
+def _many(counts: dict[str, int], word: str) -> str:
+    """``1 policy``, ``2 policies``."""
+    plural = f"{word[:-1]}ies" if word.endswith("y") else f"{word}s"
+    count = counts.get(plural, 0)
+    return f"{count} {word if count == 1 else plural}"
 
 
 def _of_dump(dump: Dump) -> str:

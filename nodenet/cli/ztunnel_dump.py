@@ -148,10 +148,16 @@ class PodState(_Part, frozen=True, kw_only=True):
         return f"{info.namespace}/{info.name}" if info.namespace else info.name
 
 
+class StaticWorkload(_Part, frozen=True, kw_only=True):
+    """A workload of a file; its shape is another one than in the rest of the dump."""
+
+    uid: str = ""
+
+
 class StaticConfig(_Part, frozen=True, kw_only=True):
     """What came from a file, as far as it is asked about."""
 
-    workloads: list[Workload] = []
+    workloads: list[StaticWorkload] = []
 
 
 class Dump(_Part, frozen=True, kw_only=True):

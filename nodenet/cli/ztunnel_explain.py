@@ -148,17 +148,13 @@ def _end(end: End) -> str:
 
 
 def _result(found: Explanation) -> str:
-    way = {"mtls": "mTLS", "plain": "plaintext", None: ""}[found.security]
-    outcome = {
-        "mtls": "let in",
-        "plain": "let in",
-        "denied": "then REFUSED by policy",
-        "refused": "refused",
-    }[found.result]
-    because = f" ({found.policy})" if found.policy else ""
-    error = f": {found.error}" if found.error and found.result == "refused" else ""
-    through = f", by {found.next_hop}" if found.next_hop else ""
-    return f"{', '.join(part for part in (way, outcome) if part)}{because}{through}{error}"
+    if found.result == "refused":
+        return f"refused: {found.error}" if found.error else "refused"
+    way = "mTLS" if found.security == "mtls" else "plaintext"
+    text = f"captured, {way} to {found.next_hop}" if found.next_hop else f"captured, {way}"
+    if found.result == "denied":
+        return f"{text}, then REFUSED by policy{f' {found.policy}' if found.policy else ''}"
+    return f"{text}, let in by {found.policy}" if found.policy else text
 
 
 def _sees(found: Explanation) -> str:

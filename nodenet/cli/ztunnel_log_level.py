@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import urlencode
 
+import msgspec
+
 from nodenet.agents.ztunnel.views import LogLevelView
 from nodenet.cli import numbers
 from nodenet.cli.style import Style
@@ -14,26 +16,42 @@ from nodenet.errors import UsageError
 _HEAD = "current log level is "
 
 
+class LogLevelRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The filter of one proxy, as ``ztunnel log-level -j`` prints it."""
+
+    level: str
+    was: str
+    until: str | None
+    """RFC 3339: when the filter of before comes back."""
+    node: str | None
+    """Of the proxy; None when there is one only."""
+
+
 def change(
     asked: Asked, wanted: str | None, *, reset: bool, seconds: float | None
-) -> list[LogLevelView]:
+) -> list[LogLevelRow]:
     """The filter of each proxy after the change; without one as it is."""
     if not asked.live:
         raise UsageError("-f: a saved dump has no log level to show")
     if seconds is not None and wanted is None and not reset:
         raise UsageError("--for: says for how long a filter is set", hint="give a filter")
-    return [_changed(proxy, wanted, reset, seconds) for proxy in asked.proxies()]
+    proxies = asked.proxies()
+    rows = []
+    for proxy in proxies:
+        view = _changed(proxy, wanted, reset, seconds)
+        node = proxy.node if len(proxies) > 1 else None
+        rows.append(LogLevelRow(level=view.level, was=view.was, until=view.until, node=node))
+    return rows
 
 
-def render(views: list[LogLevelView], _style: Style) -> str:
+def render(rows: list[LogLevelRow], _style: Style) -> str:
     """A line a proxy: the filter now in force."""
-    return "".join(f"{_line(view)}\n" for view in views)
+    return "".join(f"{_line(row)}\n" for row in rows)
 
 
-def _line(view: LogLevelView) -> str:
-    if view.until is None:
-        return view.level
-    return f"{view.level} until {numbers.local_time(view.until)[:19]}"
+def _line(row: LogLevelRow) -> str:
+    until = f" until {numbers.local_time(row.until)[:19]}" if row.until else ""
+    return f"{row.node + '  ' if row.node else ''}{row.level}{until}"
 
 
 def _changed(proxy: Proxy, wanted: str | None, reset: bool, seconds: float | None) -> LogLevelView:
