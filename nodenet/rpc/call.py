@@ -120,6 +120,11 @@ class Call:
         return self._out_bytes
 
     @property
+    def connection(self) -> Connection:
+        """What it runs on."""
+        return self._connection
+
+    @property
     def paused(self) -> bool:
         """Whether the peer is kept from sending more than a window."""
         return self._held

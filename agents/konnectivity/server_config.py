@@ -1,0 +1,379 @@
+"""Configuration of the server: upstream's flags, checked before the first socket is opened.
+
+Names and defaults: apiserver-network-proxy: cmd/server/app/options/options.go.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from nodenet.errors import UsageError
+from nodenet.konnectivity.go_flags import Flag, Kind, Parsed, parse
+from nodenet.konnectivity.strategies import Strategy
+
+PROGRAM: Final = "nodenet konnectivity server"
+#: Environment: the server's id where the flag is not given.
+SERVER_ID: Final = "PROXY_SERVER_ID"
+#: Ports upstream accepts: none that needs a right, none that a client may be given.
+LEAST_PORT: Final = 1024
+MOST_PORT: Final = 49_151
+#: Silence after which a peer is asked for a sign of life, unless the flags say otherwise. With
+#: upstream's hour a vanished agent is dialled for two (go's keepalive and its time-out).
+KEEPALIVE_SECONDS: Final = 30.0
+
+FLAGS: Final = (
+    Flag("server-cert", Kind.TEXT, "", "Certificate of the frontend port."),
+    Flag("server-key", Kind.TEXT, "", "Its key."),
+    Flag("server-ca-cert", Kind.TEXT, "", "CAs the frontends' certificates are checked with."),
+    Flag("cluster-cert", Kind.TEXT, "", "Certificate of the agents' port."),
+    Flag("cluster-key", Kind.TEXT, "", "Its key."),
+    Flag("cluster-ca-cert", Kind.TEXT, "", "CAs the agents' certificates are checked with."),
+    Flag("mode", Kind.TEXT, "grpc", "What frontends speak: grpc, http-connect, or any (ours)."),
+    Flag("uds-name", Kind.TEXT, "", "Unix socket for frontends; needs --server-port=0."),
+    Flag("delete-existing-uds-file", Kind.SWITCH, True, "Remove the socket of an earlier run."),
+    Flag("server-port", Kind.NUMBER, 8090, "Port for frontends; 0: none."),
+    Flag("server-bind-address", Kind.TEXT, "", "Its address; empty: all."),
+    Flag("agent-port", Kind.NUMBER, 8091, "Port for agents."),
+    Flag("agent-bind-address", Kind.TEXT, "", "Its address; empty: all."),
+    Flag("health-port", Kind.NUMBER, 8092, "Port of health and metrics."),
+    Flag("health-bind-address", Kind.TEXT, "", "Its address; empty: all."),
+    Flag("admin-port", Kind.NUMBER, 8095, "Port of admin."),
+    Flag("admin-bind-address", Kind.TEXT, "127.0.0.1", "Its address; empty: all."),
+    Flag("keepalive-time", Kind.DURATION, KEEPALIVE_SECONDS, "Silence before an agent is pinged."),
+    Flag(
+        "frontend-keepalive-time",
+        Kind.DURATION,
+        KEEPALIVE_SECONDS,
+        "Silence before a frontend is pinged (gRPC).",
+    ),
+    Flag("enable-profiling", Kind.SWITCH, False, "Serve stacks at the admin port's /debug/pprof."),
+    Flag("enable-contention-profiling", Kind.SWITCH, False, "Taken, needs --enable-profiling."),
+    Flag("server-id", Kind.TEXT, "", "Id of this server; PROXY_SERVER_ID, else random."),
+    Flag("server-count", Kind.NUMBER, 1, "Servers there are, as agents are told."),
+    Flag("agent-namespace", Kind.TEXT, "", "Namespace of the agents' service account."),
+    Flag("agent-service-account", Kind.TEXT, "", "Name of the agents' service account."),
+    Flag("authentication-audience", Kind.TEXT, "", "Audience of the agents' tokens."),
+    Flag("kubeconfig", Kind.TEXT, "", "For tokens and leases; empty: the pod's service account."),
+    Flag("kubeconfig-qps", Kind.NUMBER, 0, "Requests a second to the API; 0: 50."),
+    Flag("kubeconfig-burst", Kind.NUMBER, 0, "Requests at once to the API; 0: 100."),
+    Flag(
+        "kube-api-content-type",
+        Kind.TEXT,
+        "application/vnd.kubernetes.protobuf",
+        "Taken; JSON is used.",
+    ),
+    Flag(
+        "proxy-strategies",
+        Kind.TEXT,
+        "default",
+        "Which agent gets a dial, in order: default, destHost, defaultRoute.",
+    ),
+    Flag("cipher-suites", Kind.LIST, (), "Of TLS 1.2, by Go's names; empty: the library's choice."),
+    Flag("tls-min-version", Kind.TEXT, "", "VersionTLS12 (default) or VersionTLS13."),
+    Flag(
+        "xfr-channel-size",
+        Kind.NUMBER,
+        10,
+        "Taken, without effect: tunnels are bounded in bytes.",
+    ),
+    Flag("enable-lease-controller", Kind.SWITCH, False, "Keep a lease, so servers can be counted."),
+    Flag("lease-namespace", Kind.TEXT, "kube-system", "Where the leases are."),
+    Flag("lease-label", Kind.TEXT, "k8s-app=konnectivity-server", "Labels of the leases."),
+    Flag(
+        "graceful-shutdown-timeout",
+        Kind.DURATION,
+        0.0,
+        "For open tunnels after the first SIGTERM; 0: none.",
+    ),
+    Flag("backend-dial-timeout", Kind.DURATION, 0.0, "For an agent to answer a dial; 0: 60 s."),
+    Flag("warn-on-channel-limit", Kind.SWITCH, True, "Taken, without effect.", hidden=True),
+    Flag("admin-socket", Kind.TEXT, "", "Unix socket of admin; empty: the run directory's (ours)."),
+)
+
+_LABEL: Final = re.compile(r"(?:[a-z0-9A-Z._/-]{1,317})=[a-z0-9A-Z._-]{0,63}")
+
+
+class Mode(Enum):
+    """What frontends speak."""
+
+    GRPC = "grpc"
+    HTTP_CONNECT = "http-connect"
+    ANY = "any"
+    """Whichever of the two a connection begins with."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Where one listener's TLS comes from. ``ca`` None: clients need no certificate."""
+
+    cert: Path
+    key: Path
+    ca: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRule:
+    """Whose tokens agents must show."""
+
+    namespace: str
+    service_account: str
+    audience: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Everything the server is told. Times in seconds; a port 0 takes any free one."""
+
+    server_id: str
+    mode: Mode = Mode.GRPC
+    uds: Path | None = None
+    delete_uds: bool = True
+    frontend_host: str = ""
+    frontend_port: int | None = 8090
+    """None: only the Unix socket."""
+    frontend_tls: TlsFiles | None = None
+    """None: plain text, which load() allows on a Unix socket only."""
+    agent_host: str = ""
+    agent_port: int = 8091
+    agent_tls: TlsFiles | None = None
+    health_host: str = ""
+    health_port: int = 8092
+    admin_host: str = "127.0.0.1"
+    admin_port: int = 8095
+    admin_socket: Path | None = None
+    """None: that of the instance."""
+    agent_keepalive: float = KEEPALIVE_SECONDS
+    frontend_keepalive: float = KEEPALIVE_SECONDS
+    profiling: bool = False
+    server_count: int = 1
+    token_rule: TokenRule | None = None
+    kubeconfig: Path | None = None
+    api_qps: float = 50.0
+    api_burst: int = 100
+    strategies: tuple[Strategy, ...] = (Strategy.DEFAULT,)
+    ciphers: tuple[str, ...] = ()
+    """OpenSSL's names."""
+    tls_version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
+    leases: bool = False
+    lease_namespace: str = "kube-system"
+    lease_labels: Mapping[str, str]
+    drain_timeout: float = 0.0
+    dial_timeout: float = 0.0
+    """0: the core's own backstop."""
+    ignored: tuple[str, ...] = ()
+    """Flags of klog that were given."""
+
+
+def load(arguments: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
+    """The configuration of a command line. UsageError."""
+    flags = parse(PROGRAM, FLAGS, arguments)
+    _check(flags)
+    uds = Path(flags.text("uds-name")) if flags.text("uds-name") else None
+    frontend_tls = _tls(flags, "server")
+    port: int | None = flags.number("server-port")
+    if uds is not None:
+        if port or frontend_tls is not None:
+            raise UsageError(
+                "--uds-name goes with --server-port=0 and without --server-cert, --server-key and "
+                "--server-ca-cert",
+                hint="choose one of the two",
+            )
+        port = None
+    elif frontend_tls is None or frontend_tls.ca is None:
+        raise UsageError(
+            "frontends over TCP need --server-cert, --server-key and --server-ca-cert",
+            hint="give them, or --uds-name",
+        )
+    return ServerConfig(
+        server_id=_server_id(flags, environ),
+        mode=_mode(flags.text("mode")),
+        uds=uds,
+        delete_uds=flags.switch("delete-existing-uds-file"),
+        frontend_host=flags.text("server-bind-address"),
+        frontend_port=port,
+        frontend_tls=frontend_tls,
+        agent_host=flags.text("agent-bind-address"),
+        agent_port=flags.number("agent-port"),
+        agent_tls=_tls(flags, "cluster"),
+        health_host=flags.text("health-bind-address"),
+        health_port=flags.number("health-port"),
+        admin_host=flags.text("admin-bind-address"),
+        admin_port=flags.number("admin-port"),
+        admin_socket=Path(flags.text("admin-socket")) if flags.text("admin-socket") else None,
+        agent_keepalive=flags.seconds("keepalive-time"),
+        frontend_keepalive=flags.seconds("frontend-keepalive-time"),
+        profiling=flags.switch("enable-profiling"),
+        server_count=flags.number("server-count"),
+        token_rule=_token_rule(flags),
+        kubeconfig=_file(flags, "kubeconfig"),
+        api_qps=float(flags.number("kubeconfig-qps") or 50),
+        api_burst=flags.number("kubeconfig-burst") or 100,
+        strategies=_strategies(flags.text("proxy-strategies")),
+        ciphers=_ciphers(flags.list("cipher-suites")),
+        tls_version=_tls_version(flags.text("tls-min-version")),
+        leases=flags.switch("enable-lease-controller"),
+        lease_namespace=flags.text("lease-namespace"),
+        lease_labels=_labels(flags.text("lease-label")),
+        drain_timeout=flags.seconds("graceful-shutdown-timeout"),
+        dial_timeout=flags.seconds("backend-dial-timeout"),
+        ignored=flags.ignored,
+    )
+
+
+def _check(flags: Parsed) -> None:
+    for name in ("server-port", "agent-port", "health-port", "admin-port"):
+        port = flags.number(name)
+        if name == "server-port" and flags.text("uds-name"):
+            continue
+        if not LEAST_PORT <= port <= MOST_PORT:
+            raise UsageError(
+                f"--{name}={port}: not within {LEAST_PORT} and {MOST_PORT}",
+                hint=f"--{name}=8{name[:1] == 's' and '090' or '091'}",
+            )
+    if flags.number("xfr-channel-size") <= 0:
+        raise UsageError("--xfr-channel-size must be greater than 0")
+    if flags.number("server-count") < 1:
+        raise UsageError("--server-count must be at least 1")
+    for name in ("kubeconfig-qps", "kubeconfig-burst"):
+        if flags.number(name) < 0:
+            raise UsageError(f"--{name} is negative")
+    for name in ("graceful-shutdown-timeout", "backend-dial-timeout"):
+        if flags.seconds(name) < 0:
+            raise UsageError(f"--{name} is negative")
+    for name in ("keepalive-time", "frontend-keepalive-time"):
+        if flags.seconds(name) < 1:
+            raise UsageError(f"--{name} is less than a second")
+    if flags.switch("enable-contention-profiling") and not flags.switch("enable-profiling"):
+        raise UsageError("--enable-contention-profiling needs --enable-profiling too")
+
+
+def _file(flags: Parsed, name: str) -> Path | None:
+    text = flags.text(name)
+    if not text:
+        return None
+    path = Path(text)
+    if not path.is_file():
+        raise UsageError(f"--{name}={text}: no such file")
+    return path
+
+
+def _tls(flags: Parsed, which: str) -> TlsFiles | None:
+    cert, key = _file(flags, f"{which}-cert"), _file(flags, f"{which}-key")
+    ca = _file(flags, f"{which}-ca-cert")
+    if cert is None and key is None:
+        if ca is not None:
+            raise UsageError(f"--{which}-ca-cert needs --{which}-cert and --{which}-key too")
+        return None
+    if cert is None or key is None:
+        raise UsageError(f"--{which}-cert and --{which}-key need each other", hint="give both")
+    return TlsFiles(cert, key, ca)
+
+
+def _server_id(flags: Parsed, environ: Mapping[str, str]) -> str:
+    found = flags.text("server-id") or environ.get(SERVER_ID, "") or str(uuid.uuid4())
+    if not found.isascii() or not found.isprintable() or len(found) > 1024:
+        raise UsageError(f"--server-id={found!r}: only printable ASCII travels", hint="a short one")
+    return found
+
+
+def _mode(text: str) -> Mode:
+    try:
+        return Mode(text)
+    except ValueError:
+        raise UsageError(
+            f"--mode={text}: unknown", hint=f"one of: {' '.join(mode.value for mode in Mode)}"
+        ) from None
+
+
+def _token_rule(flags: Parsed) -> TokenRule | None:
+    names = ("agent-namespace", "agent-service-account", "authentication-audience")
+    values = {name: flags.text(name) for name in names}
+    given = [f"--{name}" for name in names if values[name]]
+    missing = [f"--{name}" for name in names if not values[name]]
+    if not given:
+        return None
+    if missing:
+        raise UsageError(f"{given[0]} needs {' and '.join(missing)} too")
+    if flags.text("cluster-ca-cert"):
+        raise UsageError(
+            "--agent-namespace and --cluster-ca-cert exclude each other",
+            hint="agents show either tokens or certificates",
+        )
+    return TokenRule(*(values[name] for name in names))
+
+
+def _strategies(text: str) -> tuple[Strategy, ...]:
+    found: list[Strategy] = []
+    for name in text.split(","):
+        try:
+            found.append(Strategy(name.strip()))
+        except ValueError:
+            known = " ".join(strategy.value for strategy in Strategy)
+            raise UsageError(
+                f"--proxy-strategies={text}: unknown {name!r}", hint=f"one of: {known}"
+            ) from None
+    return tuple(dict.fromkeys(found))
+
+
+def _tls_version(text: str) -> ssl.TLSVersion:
+    versions = {
+        "": ssl.TLSVersion.TLSv1_2,
+        "VersionTLS10": ssl.TLSVersion.TLSv1,
+        "VersionTLS11": ssl.TLSVersion.TLSv1_1,
+        "VersionTLS12": ssl.TLSVersion.TLSv1_2,
+        "VersionTLS13": ssl.TLSVersion.TLSv1_3,
+    }
+    if text not in versions:
+        raise UsageError(f"--tls-min-version={text}: unknown", hint="VersionTLS12 or VersionTLS13")
+    return versions[text]
+
+
+#: Go's names to OpenSSL's (crypto/tls: cipher_suites.go). Those of TLS 1.3 are always on, in both.
+_CIPHERS: Final = {
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384": "ECDHE-RSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305": "ECDHE-ECDSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305": "ECDHE-RSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA": "ECDHE-ECDSA-AES128-SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA": "ECDHE-RSA-AES128-SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA": "ECDHE-ECDSA-AES256-SHA",
+    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA": "ECDHE-RSA-AES256-SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256": "ECDHE-ECDSA-AES128-SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256": "ECDHE-RSA-AES128-SHA256",
+    "TLS_RSA_WITH_AES_128_GCM_SHA256": "AES128-GCM-SHA256",
+    "TLS_RSA_WITH_AES_256_GCM_SHA384": "AES256-GCM-SHA384",
+    "TLS_RSA_WITH_AES_128_CBC_SHA": "AES128-SHA",
+    "TLS_RSA_WITH_AES_256_CBC_SHA": "AES256-SHA",
+    "TLS_RSA_WITH_AES_128_CBC_SHA256": "AES128-SHA256",
+    "TLS_AES_128_GCM_SHA256": "",
+    "TLS_AES_256_GCM_SHA384": "",
+    "TLS_CHACHA20_POLY1305_SHA256": "",
+}
+
+
+def _ciphers(names: Sequence[str]) -> tuple[str, ...]:
+    unknown = [name for name in names if name not in _CIPHERS]
+    if unknown:
+        raise UsageError(f"--cipher-suites: {unknown[0]} is not known or not offered here")
+    return tuple(filter(None, (_CIPHERS[name] for name in names)))
+
+
+def _labels(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        if not _LABEL.fullmatch(part.strip()):
+            raise UsageError(f"--lease-label={text}: not of the form key=value,key=value")
+        key, _, value = part.strip().partition("=")
+        found[key] = value
+    return found

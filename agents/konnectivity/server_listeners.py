@@ -1,0 +1,228 @@
+"""Listening sockets whose TLS follows its files, and the choice between gRPC and CONNECT.
+
+A rotated certificate, key or CA is used by the next connection; those that are open go on with what
+they had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, cast
+
+from nodenet.agents.konnectivity.server_config import TlsFiles
+from nodenet.errors import NodenetError
+from nodenet.httpd.sockets import ANYWHERE, UnixListener, open_tcp, open_unix
+
+#: Seconds between two looks at the files. The kubelet itself takes a minute to show a new secret.
+RELOAD_SECONDS: Final = 5.0
+HANDSHAKE_SECONDS: Final = 10.0
+#: For a peer's close_notify after ours.
+SHUTDOWN_SECONDS: Final = 5.0
+#: Connections the kernel keeps for us while a turn of the loop lasts.
+BACKLOG: Final = 4096
+_HTTP2: Final = b"PRI "
+
+Factory = Callable[[], asyncio.Protocol]
+
+logger = logging.getLogger(__name__)
+
+
+class TlsUnusable(NodenetError):
+    """A certificate, key or CA file cannot be used now."""
+
+
+def make_context(
+    files: TlsFiles, *, alpn: list[str], ciphers: tuple[str, ...], least: ssl.TLSVersion
+) -> ssl.SSLContext:
+    """The TLS of new connections, from the files as they are. Blocking. TlsUnusable."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    path = files.cert
+    try:
+        context.minimum_version = least
+        if ciphers:
+            context.set_ciphers(":".join(ciphers))
+        context.load_cert_chain(files.cert, files.key)
+        if files.ca is not None:
+            path = files.ca
+            context.load_verify_locations(cafile=files.ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ValueError) as error:
+        # an ssl.SSLError is an OSError
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+        text = str(reason).lower().replace("_", " ")
+        raise TlsUnusable(f"cannot use {path}: {text}") from error
+    # a peer that offers none of them is served all the same, as Go does
+    context.set_alpn_protocols(alpn)
+    return context
+
+
+def digest(files: TlsFiles) -> bytes:
+    """What changes when one of the files does. Blocking. TlsUnusable."""
+    made = hashlib.sha256()
+    for path in filter(None, (files.cert, files.key, files.ca)):
+        try:
+            made.update(path.read_bytes() + b"\0")
+        except OSError as error:
+            raise TlsUnusable(f"cannot use {path}: {error.strerror}") from error
+    return made.digest()
+
+
+class Listener:
+    """One address; every connection gets a protocol of ``factory``. Owns the sockets."""
+
+    def __init__(
+        self,
+        name: str,
+        sockets: list[socket.socket] | UnixListener,
+        factory: Factory,
+        *,
+        tls: TlsFiles | None = None,
+        alpn: list[str] | None = None,
+        ciphers: tuple[str, ...] = (),
+        least: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2,
+    ) -> None:
+        self.name = name
+        self._unix = sockets if isinstance(sockets, UnixListener) else None
+        self._sockets = [sockets.sock] if isinstance(sockets, UnixListener) else sockets
+        self._factory = factory
+        self._tls = tls
+        self._alpn = alpn or []
+        self._ciphers = ciphers
+        self._least = least
+        self._servers: list[asyncio.AbstractServer] = []
+        self._digest = b""
+
+    @property
+    def port(self) -> int:
+        """Of TCP."""
+        return int(self._sockets[0].getsockname()[1])
+
+    async def start(self) -> None:
+        """Accepts from now on. TlsUnusable."""
+        context = None
+        if self._tls is not None:
+            self._digest, context = await asyncio.to_thread(self._load, self._tls)
+        await self._serve(context)
+
+    async def follow_files(self) -> None:
+        """Takes over changed files, for ever."""
+        tls = self._tls
+        if tls is None:
+            return
+        said = ""
+        while True:
+            await asyncio.sleep(RELOAD_SECONDS)
+            try:
+                if await asyncio.to_thread(digest, tls) == self._digest:
+                    continue
+                self._digest, context = await asyncio.to_thread(self._load, tls)
+            except TlsUnusable as error:
+                # the files of a rotation change one after the other: once is no news
+                if said == error.message:
+                    logger.warning("%s: %s; the old one stays in use", self.name, error.message)
+                said = error.message
+                continue
+            said = ""
+            await self._serve(context)
+            logger.info("%s: certificates of %s are in use", self.name, tls.cert)
+
+    def _load(self, tls: TlsFiles) -> tuple[bytes, ssl.SSLContext]:
+        # before the context: a change in between is then seen as one more
+        before = digest(tls)
+        return before, make_context(tls, alpn=self._alpn, ciphers=self._ciphers, least=self._least)
+
+    async def _serve(self, context: ssl.SSLContext | None) -> None:
+        loop = asyncio.get_running_loop()
+        fresh: list[asyncio.AbstractServer] = []
+        for sock in self._sockets:
+            # a descriptor of its own, so that closing the old server closes nothing of the new one
+            own = sock.dup()
+            if self._unix is not None:
+                server: asyncio.AbstractServer = await loop.create_unix_server(
+                    self._factory, sock=own, backlog=BACKLOG
+                )
+            else:
+                server = await loop.create_server(
+                    self._factory,
+                    sock=own,
+                    backlog=BACKLOG,
+                    ssl=context,
+                    ssl_handshake_timeout=None if context is None else HANDSHAKE_SECONDS,
+                    ssl_shutdown_timeout=None if context is None else SHUTDOWN_SECONDS,
+                )
+            fresh.append(server)
+        old, self._servers = self._servers, fresh
+        for server in old:
+            server.close()
+
+    def close(self) -> None:
+        """Accepts no more; connections go on."""
+        for server in self._servers:
+            server.close()
+        self._servers = []
+        if self._unix is not None:
+            self._unix.remove()
+        for sock in self._sockets:
+            sock.close()
+        self._sockets = []
+
+
+def open_listening(host: str, port: int, option: str) -> list[socket.socket]:
+    """Sockets for a flag's address, empty for all. BindError, UsageError."""
+    return open_tcp(host or ANYWHERE, port, f"give another {option}")
+
+
+def open_frontend_socket(path: Path, *, delete: bool) -> UnixListener:
+    """The Unix socket for frontends, mode 0660. BindError.
+
+    ``delete`` removes what a server before us has left, even when somebody still answers there: a
+    new pod starts while the old one drains, and upstream's does so too.
+    """
+    if delete:
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_socket():
+                os.unlink(path)
+    return open_unix(path, "give another --uds-name")
+
+
+class EitherProtocol(asyncio.Protocol):
+    """Becomes a protocol of gRPC or of CONNECT by the first bytes of the connection."""
+
+    def __init__(self, grpc: Factory, connect: Factory) -> None:
+        self._grpc = grpc
+        self._connect = connect
+        self._start = b""
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.BaseProtocol."""
+        self._transport = cast(asyncio.Transport, transport)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(HANDSHAKE_SECONDS, self._transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        transport = self._transport
+        assert transport is not None and self._timer is not None
+        self._start += data
+        if len(self._start) < len(_HTTP2) and _HTTP2.startswith(self._start):
+            return
+        self._timer.cancel()
+        found = (self._grpc if self._start.startswith(_HTTP2) else self._connect)()
+        transport.set_protocol(found)
+        found.connection_made(transport)
+        found.data_received(self._start)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.BaseProtocol."""
+        if self._timer is not None:
+            self._timer.cancel()
