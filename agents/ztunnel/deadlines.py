@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 class Deadlines(Generic[T]):
@@ -60,4 +63,7 @@ class Deadlines(Generic[T]):
         for item in due:
             self._ends.pop(item, None)
         for item in due:
-            self._expired(item)
+            try:
+                self._expired(item)
+            except Exception:  # the others' time is over too
+                logger.exception("bug: the deadline of a %s", type(item).__name__)

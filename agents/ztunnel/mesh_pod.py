@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 #: Identities kept as objects.
 _IDENTITIES_KEPT: Final = 4096
 
+#: Connections accepted on one pod's 15008, those in their handshake included: one for every hundred
+#: tunnels of each pod that talks to it.
+MAX_PEERS: Final = 8192
 #: Clients of one pod's SOCKS5 listener that have not said yet what they want.
 MAX_SOCKS_REQUESTS: Final = 1024
 _PORTS_WITH_SOCKS: Final = decision.PROXY_PORTS | {socks5.PORT}
@@ -224,8 +227,16 @@ class MeshPod:
 
     def inbound_hbone(self, near: RawSocket, client: Address, local: Address) -> None:
         """A connection accepted on 15008."""
+        if len(self.peers) >= MAX_PEERS:
+            error = f"{MAX_PEERS} connections from other proxies"
+            self.telemetry.failed(client, local, INBOUND, error)
+            reset_on_close(near)
+            near.close()
+            return
         accepted = InboundPeer(self, near, client, local)
         self.peers.add(accepted)
+        # they count against the descriptors, whether they ever say who they are or not
+        self.served.data_path.admission.opened()
         accepted.begin()
 
     def inbound_plain(self, near: RawSocket, client: Address, route: Dial) -> bool:
@@ -306,8 +317,10 @@ class MeshPod:
 
     def peer_ended(self, ended: InboundPeer) -> None:
         """A connection on 15008 is over (told by itself)."""
-        self.peers.discard(ended)
-        self.served.mesh_changed()
+        if ended in self.peers:
+            self.peers.discard(ended)
+            self.served.data_path.admission.closed()
+            self.served.mesh_changed()
 
     def _left_pool(self) -> None:
         self.served.mesh_changed()

@@ -144,7 +144,11 @@ class Wires:
         dirty, self._dirty = self._dirty, []
         for transport in dirty:
             transport.flush_queued = False
-            transport.flush()
+            try:
+                transport.flush()
+            except Exception:
+                logger.exception("bug: a transport cannot be flushed; it is cut")
+                transport.broken()
 
 
 class Transport:
