@@ -98,13 +98,13 @@ def _ids(instance: Instance) -> list[str]:
 @pass_globals
 def show(g: Globals, id_: str | None) -> None:
     """One connection in full, also one that closed lately."""
-    from nodenet.cli.conn_show import detail, parse_id, render
+    from nodenet.cli.conn_show import detail, parse_id, render, with_proxy
     from nodenet.conns.reader import ConnReader
 
     if id_ is None:
         raise UsageError("conn show needs an ID", hint="list them: nodenet conn list")
     reader, cookie = ConnReader(g.instance), parse_id(id_)
-    emit_report(g, lambda: detail(reader, cookie), render)
+    emit_report(g, lambda: with_proxy(g, detail(reader, cookie)), render)
 
 
 @command.command("top", epilog=_FILTERS)
@@ -199,15 +199,20 @@ def watch(
     default="pod",
     help="What a row is.",
 )
+@click.option(
+    "--security",
+    type=OneOf("security", ("plain", "mtls")),
+    help="Only connections that are secured so, as ztunnel tells.",
+)
 @filter_options
 @report_options
 @pass_globals
-def summary(g: Globals, by: str, **filters: Unpack[FilterOptions]) -> None:
-    """How many connections, how many bytes, how much of them not captured."""
+def summary(g: Globals, by: str, security: str | None, **filters: Unpack[FilterOptions]) -> None:
+    """How many connections, how many bytes, how much of them in plaintext."""
     from nodenet.cli.conn_summary import render, summary_of
     from nodenet.conns.reader import ConnReader
 
     if g.format is Format.NAME:
         raise UsageError("-o name: this command prints a report, which has no names")
     reader, wanted = ConnReader(g.instance), filter_of(filters)
-    emit_report(g, lambda: summary_of(reader, wanted, by), render)
+    emit_report(g, lambda: summary_of(g, reader, wanted, by, security), render)

@@ -1,8 +1,10 @@
-"""`conn show`: every key of one connection, in four blocks."""
+"""`conn show`: every key of one connection, in blocks, and the proxy's half of it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from nodenet.cli import numbers
 from nodenet.cli.style import Style
@@ -10,6 +12,8 @@ from nodenet.cli.tables import ABSENT, printable, text
 from nodenet.errors import UsageError
 
 if TYPE_CHECKING:
+    from nodenet.cli.conn_detail import ConnectionDetail
+    from nodenet.cli.globals import Globals
     from nodenet.conns.connection import Connection
     from nodenet.conns.reader import ConnReader
 
@@ -28,6 +32,12 @@ BLOCKS: dict[str, tuple[str, ...]] = {
         "end_by", "errno",
     ),
 }  # fmt: skip
+#: Of the proxy's half what the record has not.
+PROXY_KEYS = (
+    "id", "security", "peer_identity", "protocol", "row", "policy", "service", "upstream",
+    "original_dst", "hbone_conn", "stream_id", "bytes_sent", "bytes_received", "start", "end",
+    "error", "flag",
+)  # fmt: skip
 _LABEL_WIDTH = max(len(key) for keys in BLOCKS.values() for key in keys) + 1
 
 
@@ -54,8 +64,19 @@ def detail(reader: ConnReader, cookie: int) -> Connection:
     return found
 
 
-def render(c: Connection, style: Style) -> str:
-    """Four blocks of ``label: value``."""
+def with_proxy(g: Globals, c: Connection) -> ConnectionDetail:
+    """The connection with the proxy's half of it, where a ztunnel answers and knows it."""
+    from nodenet.cli.conn_detail import ConnectionDetail
+    from nodenet.cli.conn_proxy import proxys_half
+
+    half, answered = proxys_half(g, c)
+    if not answered and c.captured_by != "none":
+        g.notice("no ztunnel answers: the proxy's half is missing")
+    return ConnectionDetail(**msgspec.structs.asdict(c), ztunnel=half)
+
+
+def render(c: ConnectionDetail, style: Style) -> str:
+    """Blocks of ``label: value``."""
     lines: list[str] = []
     for block, keys in BLOCKS.items():
         lines.append(block)
@@ -63,6 +84,11 @@ def render(c: Connection, style: Style) -> str:
             shown = _shown(key, getattr(c, key), style.exact)
             if key == "state":
                 shown = style.paint(shown)
+            lines.append(f"  {key + ':':<{_LABEL_WIDTH}}  {shown}")
+    if c.ztunnel is not None:
+        lines.append("ztunnel")
+        for key in PROXY_KEYS:
+            shown = _shown(key, getattr(c.ztunnel, key), style.exact)
             lines.append(f"  {key + ':':<{_LABEL_WIDTH}}  {shown}")
     return "\n".join(lines) + "\n"
 

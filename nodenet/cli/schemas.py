@@ -13,7 +13,15 @@ from typing import Any, TypedDict
 
 import msgspec
 
+from nodenet.agents.ztunnel.explanation import Explanation
 from nodenet.capture.show import PodState
+from nodenet.cli.conn_detail import ConnectionDetail
+from nodenet.cli.ztunnel_certificates import CertificateRow
+from nodenet.cli.ztunnel_connections import ConnectionRow
+from nodenet.cli.ztunnel_log_level import LogLevelRow
+from nodenet.cli.ztunnel_policies import PolicyRow
+from nodenet.cli.ztunnel_services import ServiceRow
+from nodenet.cli.ztunnel_workloads import WorkloadRow
 from nodenet.conns.connection import Connection
 from nodenet.conns.events import Event, Lost
 from nodenet.conns.rates import RateRow
@@ -42,13 +50,20 @@ class Entry(TypedDict, total=False):
 DOCUMENTS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "capture-show": ("nodenet capture show -j", (list[PodState],)),
     "conn-list": ("nodenet conn list -j", (list[Connection],)),
-    "conn-show": ("nodenet conn show ID -j", (Connection,)),
+    "conn-show": ("nodenet conn show ID -j", (ConnectionDetail,)),
     "conn-summary": ("nodenet conn summary -j", (Summary,)),
     "conn-top": ("One line of nodenet conn top -j", (RateRow,)),
     "conn-watch": ("One line of nodenet conn watch -j", (Event, Lost)),
     "map-dump": ("nodenet map dump NAME -j", (list[Entry],)),
     "map-show": ("nodenet map show -j", (list[MapRow],)),
     "prog-show": ("nodenet prog show -j", (list[ProgramRow],)),
+    "ztunnel-certificates": ("nodenet ztunnel certificates -j", (list[CertificateRow],)),
+    "ztunnel-connections": ("nodenet ztunnel connections -j", (list[ConnectionRow],)),
+    "ztunnel-explain": ("nodenet ztunnel explain SRC DST:PORT -j", (Explanation,)),
+    "ztunnel-log-level": ("nodenet ztunnel log-level -j", (LogLevelRow, list[LogLevelRow])),
+    "ztunnel-policies": ("nodenet ztunnel policies -j", (list[PolicyRow],)),
+    "ztunnel-services": ("nodenet ztunnel services -j", (list[ServiceRow],)),
+    "ztunnel-workloads": ("nodenet ztunnel workloads -j", (list[WorkloadRow],)),
 }
 
 

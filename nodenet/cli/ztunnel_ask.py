@@ -19,9 +19,12 @@ from nodenet.errors import NodenetError, NotFound, NotPermitted, UsageError
 
 if TYPE_CHECKING:
     from nodenet.httpd.client import Answer, TcpAddress
+    from nodenet.paths import Instance
 
 T = TypeVar("T")
 _F = TypeVar("_F", bound=Callable[..., Any])
+#: For a dump of a large mesh.
+ANSWER_SECONDS = 60.0
 _ISTIO = "istio"
 _META = "nodenet.ztunnel.istio"
 
@@ -126,14 +129,9 @@ class Asked:
             return [Proxy(_address(self._admin), self._node)]
         from nodenet.agents.ztunnel.admin_socket import admin_socket
 
-        instance = self.g.instance
         if self._node is not None:
-            return [Proxy(admin_socket(instance, self._node), self._node)]
-        own = admin_socket(instance, None)
-        found = [Proxy(own)] if own.exists() else []
-        for path in sorted(instance.run.glob("ztunnel-*.sock")):
-            found.append(Proxy(path, unquote(path.stem.removeprefix("ztunnel-"))))
-        return found or [Proxy(own)]
+            return [Proxy(admin_socket(self.g.instance, self._node), self._node)]
+        return local_proxies(self.g.instance) or [Proxy(admin_socket(self.g.instance, None))]
 
     def one(self) -> Proxy:
         """The only proxy; UsageError when there are several to choose from."""
@@ -160,12 +158,30 @@ class Asked:
         return self._saved
 
 
-def fetched(proxy: Proxy, target: str, *, method: str = "GET", body: bytes = b"") -> Answer:
+def local_proxies(instance: Instance) -> list[Proxy]:
+    """Those whose sockets are there, which may be left behind by one that was killed."""
+    from nodenet.agents.ztunnel.admin_socket import admin_socket
+
+    own = admin_socket(instance, None)
+    found = [Proxy(own)] if own.exists() else []
+    for path in sorted(instance.run.glob("ztunnel-*.sock")):
+        found.append(Proxy(path, unquote(path.stem.removeprefix("ztunnel-"))))
+    return found
+
+
+def fetched(
+    proxy: Proxy,
+    target: str,
+    *,
+    method: str = "GET",
+    body: bytes = b"",
+    answer_seconds: float = ANSWER_SECONDS,
+) -> Answer:
     """One answer; NoZtunnel, NotPermitted."""
     from nodenet.httpd.client import NobodyThere, fetch
 
     try:
-        return fetch(proxy.where, target, method=method, body=body)
+        return fetch(proxy.where, target, method=method, body=body, answer_seconds=answer_seconds)
     except NobodyThere as error:
         reason = error.reason.removesuffix(" or directory")
         raise NoZtunnel(proxy.where, reason) from error

@@ -16,6 +16,7 @@ from nodenet.conns.reader import ConnReader
 from nodenet.times import rfc3339_ns
 
 if TYPE_CHECKING:
+    from nodenet.conns.security import Securities, Security
     from nodenet.conns.summary import By, Summary
     from nodenet.conns.totals import Total
 
@@ -146,17 +147,31 @@ def _name_listeners(reader: ConnReader) -> Callable[[list[Connection]], list[Con
     return named
 
 
-def summary(reader: ConnReader, wanted: Filter, by: By, *, now_ns: int) -> Summary:
+def summary(
+    reader: ConnReader,
+    wanted: Filter,
+    by: By,
+    *,
+    now_ns: int,
+    securities: Securities | None = None,
+    only: Security | None = None,
+) -> Summary:
     """Connections summed up since the enrolment, or since ``wanted.since_seconds`` before now.
 
     By pod and reason, without a filter but ``pod``, the kernel's totals are used, which miss
     nothing. Anything else is summed up from open and kept closed connections; connects that the
     capture refused leave no record there, and ``evicted`` says how many closed ones are missing.
+    ``securities`` is what the proxies tell, ``only`` leaves the connections secured so.
     """
     from nodenet.conns.summary import FROM_TOTALS, Summary, summarise
 
     compiled = compile_filter(wanted, reader.names, now_ns)
-    from_totals = by in FROM_TOTALS and wanted == Filter(pod=wanted.pod) and compiled.test is None
+    from_totals = (
+        only is None
+        and by in FROM_TOTALS
+        and wanted == Filter(pod=wanted.pod)
+        and compiled.test is None
+    )
     since = None
     if wanted.since_seconds is not None:
         since = rfc3339_ns(now_ns - int(wanted.since_seconds * 1e9))
@@ -169,7 +184,13 @@ def summary(reader: ConnReader, wanted: Filter, by: By, *, now_ns: int) -> Summa
         totals = [t for t in reader.totals() if _is_of(t, reader, compiled)]
     else:
         closed = flat(closed_connections(reader, wanted))
-    rows, total = summarise(by, live, closed, totals, since=since)
+    unknown = 0
+    if only is not None and securities is not None:
+        found = [(c, securities.of(c)) for c in (*live, *closed)]
+        unknown = sum(1 for _, security in found if security is None)
+        live = [c for c in live if securities.of(c) == only]
+        closed = [c for c in closed if securities.of(c) == only]
+    rows, total, known = summarise(by, live, closed, totals, since=since, securities=securities)
     counters = reader.counters()
     enrolled = min((r.enrolled_at for r in reader.names.records), default=None)
     return Summary(
@@ -180,6 +201,8 @@ def summary(reader: ConnReader, wanted: Filter, by: By, *, now_ns: int) -> Summa
         totals=total,
         evicted=0 if from_totals else counters.evicted,
         events_lost=counters.events_lost,
+        plain_known=known,
+        security_unknown=unknown,
     )
 
 

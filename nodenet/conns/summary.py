@@ -8,6 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from nodenet.conns.connection import Connection
+from nodenet.conns.security import Securities, Security
 from nodenet.conns.totals import Total
 
 By = Literal["pod", "peer", "edge", "process", "reason"]
@@ -35,7 +36,8 @@ class SummaryRow(msgspec.Struct, frozen=True, kw_only=True):
     bytes_sent: int = 0
     bytes_received: int = 0
     plain_percent: float | None = None
-    """Part of the bytes that was not captured; None when there were none."""
+    """Part of the bytes that was not captured, or captured and not secured as far as the proxies
+    tell; None when there were none."""
     retransmit_percent: float | None = None
     retransmits: int = 0
     segs_out: int = 0
@@ -53,6 +55,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     evicted: int
     """Closed connections that are missing from these sums, because the kernel keeps only some."""
     events_lost: int
+    plain_known: bool = False
+    """Whether the proxies' word covers all captured bytes, so that `SummaryRow.plain_percent` is
+    the whole truth."""
+    security_unknown: int = 0
+    """Captured connections left out by ``--security``, because no proxy knows them."""
 
 
 class _Sum:
@@ -60,19 +67,22 @@ class _Sum:
 
     __slots__ = (
         "closed", "failed", "new", "open", "plain", "received", "retransmits", "segs_out", "sent",
+        "unknown",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.open = self.new = self.closed = self.failed = 0
-        self.sent = self.received = self.plain = self.retransmits = self.segs_out = 0
+        self.sent = self.received = self.retransmits = self.segs_out = 0
+        self.plain = self.unknown = 0.0
 
-    def add(self, source: Connection | Total) -> None:
-        """Bytes and segments of a connection or of a total."""
+    def add(self, source: Connection | Total, plain: float, unknown: float) -> None:
+        """Bytes and segments of a connection or of a total, and which parts are plain, and not
+        known to be."""
         sent, received = source.bytes_sent or 0, source.bytes_received or 0
         self.sent += sent
         self.received += received
-        if source.captured_by == "none":
-            self.plain += sent + received
+        self.plain += plain * (sent + received)
+        self.unknown += unknown * (sent + received)
         self.retransmits += source.retransmits or 0
         self.segs_out += source.segs_out or 0
 
@@ -123,13 +133,15 @@ def summarise(
     totals: Iterable[Total] | None,
     *,
     since: str | None = None,
-) -> tuple[list[SummaryRow], SummaryRow]:
-    """The rows, busiest first, and their sum.
+    securities: Securities | None = None,
+) -> tuple[list[SummaryRow], SummaryRow, bool]:
+    """The rows, busiest first, their sum, and whether of all bytes it is known if they were plain.
 
     With ``totals`` (of the kernel) counts and bytes of closed connections come from there, and
     ``closed`` is not looked at; else from ``closed``. ``since`` (RFC 3339) decides which live
-    connections count as new; None: all of them.
+    connections count as new; None: all of them. ``securities`` is the word of the proxies.
     """
+    known = securities or Securities()
     key_of, pod_of_total = _KEYS[by], by == "pod"
     sums: dict[tuple[str | None, ...], _Sum] = {}
 
@@ -139,7 +151,7 @@ def summarise(
     for c in live:
         one = group(key_of(c))
         one.open += 1
-        one.add(c)
+        one.add(c, *_PARTS[known.of(c)])
         if totals is None and (since is None or (c.start or "") >= since):
             one.new += 1
     if totals is None:
@@ -147,16 +159,18 @@ def summarise(
             one = group(key_of(c))
             one.closed += 1
             one.failed += failed(c)
-            one.add(c)
+            one.add(c, *_PARTS[known.of(c)])
             if since is None or (c.start or "") >= since:
                 one.new += 1
+    totals = None if totals is None else list(totals)
+    shares = known.shares(totals or ())
     for total in totals or ():
         key = (total.pod or f"pod:{total.pod_id}",) if pod_of_total else (total.reason, total.rule)
         one = group(key)
         one.new += total.opened
         one.closed += total.closed
         one.failed += total.failed
-        one.add(total)
+        one.add(total, *(_PLAIN if total.captured_by == "none" else shares[total.pod]))
     everything = _Sum()
     for one in sums.values():
         everything.merge(one)
@@ -169,9 +183,16 @@ def summarise(
             *(getattr(r, name) or "" for name in names),
         )
     )
-    return rows, everything.row({})
+    return rows, everything.row({}), known.told and not everything.unknown
 
 
+#: Which parts of a connection's bytes are plain, and not known to be.
+_PLAIN: Final = (1.0, 0.0)
+_PARTS: Final[dict[Security | None, tuple[float, float]]] = {
+    "plain": _PLAIN,
+    "mtls": (0.0, 0.0),
+    None: (0.0, 1.0),
+}
 _KEY_NAMES: Final[dict[By, tuple[str, ...]]] = {
     "pod": ("pod",),
     "peer": ("peer",),

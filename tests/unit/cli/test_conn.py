@@ -10,7 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from nodenet.agents.ztunnel.views import ProxyConnection
 from nodenet.cli.conn_batches import emit_batches
+from nodenet.cli.conn_detail import ConnectionDetail
+from nodenet.cli.conn_proxy import is_half
 from nodenet.cli.conn_show import BLOCKS, parse_id, render
 from nodenet.cli.conn_table import columns
 from nodenet.cli.globals import Format, Globals
@@ -137,15 +140,67 @@ def test_what_is_no_id(text: str) -> None:
         parse_id(text)
 
 
+def detail(half: ProxyConnection | None = None, **changes: object) -> ConnectionDetail:
+    """A connection as `conn show` prints it."""
+    return ConnectionDetail(**msgspec.structs.asdict(connection(**changes)), ztunnel=half)
+
+
+def proxied(**changes: object) -> ProxyConnection:
+    """The proxy's half of `connection`."""
+    half: dict[str, object] = {
+        "id": "3a02", "pod": "shop/cart-7d9f6b", "dir": "out", "local": "10.42.1.7:51034",
+        "peer": "10.42.1.9:5432", "peer_name": "shop/db-1", "security": "mtls",
+        "peer_identity": "spiffe://cluster.local/ns/shop/sa/db", "upstream": "10.42.2.9:15008",
+        "policy": None, "bytes_sent": 1, "bytes_received": 2,
+        "start": "2026-01-31T00:00:01.000000Z", "row": "Z9", "protocol": "HBONE",
+        "hbone_conn": "77", "stream_id": 3, "src": "10.42.1.7:51034",
+        "original_dst": "10.42.1.9:5432", "actual_dst": "10.42.2.9:15008", "service": None,
+        "dialled_from": None, "end": "2026-01-31T00:00:02.000000Z", "error": "io error: reset",
+        "flag": "CONNECT",
+    }  # fmt: skip
+    return ProxyConnection(**half | changes)  # type: ignore[arg-type]  # the table is mixed
+
+
+def test_show_adds_the_proxys_half() -> None:
+    lines = render(detail(proxied()), Style()).splitlines()
+    at = lines.index("ztunnel")
+    assert "  security:        mtls" in lines[at:]
+    assert "  error:           io error: reset" in lines[at:]
+    assert "ztunnel" not in render(detail(), Style()).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("record", "half", "same"),
+    [
+        ({}, {}, True),
+        ({}, {"src": "10.42.1.7:51035"}, False),
+        ({}, {"pod": "shop/other"}, False),
+        ({"id": "3a02", "local": "10.42.1.7:1"}, {}, True),
+        ({"captured_by": "none"}, {}, False),
+        (
+            {"dir": "in", "remote": "10.42.7.3:9"},
+            {"dir": "in", "dialled_from": "10.42.7.3:9"},
+            True,
+        ),
+        ({"dir": "in", "remote": "10.42.7.3:9"}, {"dir": "in", "dialled_from": None}, False),
+    ],
+)
+def test_halves_are_joined_by_the_address_between_them(
+    record: dict[str, object], half: dict[str, object], same: bool
+) -> None:
+    c = connection(**({"local": "10.42.1.7:51034", "pod": "shop/cart-7d9f6b", **record}))
+    assert is_half(c, proxied(**half)) is same
+
+
 def test_show_has_every_key_once() -> None:
     assert sorted(key for keys in BLOCKS.values() for key in keys) == sorted(KEYS)
-    text = render(connection(), Style())
+    text = render(detail(), Style())
     lines = text.splitlines()
     assert [line for line in lines if not line.startswith(" ")] == list(BLOCKS)
     assert "  bytes_sent:      12702 (12.4K)" in lines
     assert "  rtt_us:          340 (340us)" in lines
     assert "  end_reason:      -" in lines
-    assert "  bytes_sent:      12702" in render(connection(), Style(exact=True)).splitlines()
+    assert "  bytes_sent:      12702" in render(detail(), Style(exact=True)).splitlines()
 
 
 @pytest.mark.parametrize(

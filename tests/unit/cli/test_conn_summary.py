@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from nodenet.cli.conn_summary import render
 from nodenet.cli.style import Style
@@ -33,7 +34,14 @@ def test_columns(by: By) -> None:
     assert header.split() == f"{groups[by]} {numbers}".split()
     assert row.split()[-8:] == ["3", "9", "6", "1", "12.4K", "0", "12.5%", "0.1"]
     assert total.startswith("3 open, 9 new, 6 closed, 1 failed, 12.4K sent, 0 received since 2026-")
-    assert note.startswith("* not captured")
+    assert note.startswith("* at least")
+
+
+def test_with_the_proxies_word_there_is_no_star() -> None:
+    report = structs.replace(_report("pod"), plain_known=True)
+    header, *rest = render(report, Style()).splitlines()
+    assert "PLAIN  " in header
+    assert len(rest) == 2
 
 
 def test_what_is_missing_is_said() -> None:
@@ -42,3 +50,8 @@ def test_what_is_missing_is_said() -> None:
         "7 closed connections are missing: no longer kept",
         "2 events were lost",
     ]
+
+
+def test_what_security_left_out_is_said() -> None:
+    report = structs.replace(_report("process"), plain_known=True, security_unknown=3)
+    assert render(report, Style()).splitlines()[-1].startswith("3 captured connections are left")
