@@ -352,14 +352,13 @@ class Backend:
             self._took(tunnel, size)  # nobody wants it, but the remote must not stop for it
             return
         self._counts.bytes_to_clients += size
-        was_congested = frontend.congested
         frontend.data(tunnel, message, start, end)
         if not frontend.congested:
             self._counts.writes += 1
             self._took(tunnel, size)
             return
         tunnel.taken += size
-        if not was_congested:
+        if not tunnel.waited_from:
             tunnel.waited_from = now
         if not self.window and frontend.backlog() > HELD_BYTES and tunnel.state is State.OPEN:
             if tunnel.connect_id not in self._over:
@@ -381,7 +380,9 @@ class Backend:
 
     def drained(self, tunnel: Tunnel, now: float) -> None:
         """A tunnel's client has taken what waited for it."""
-        self._counts.write_seconds.observe(now - tunnel.waited_from)
+        if tunnel.waited_from:
+            self._counts.write_seconds.observe(now - tunnel.waited_from)
+            tunnel.waited_from = 0.0
         self._took(tunnel, 0)
         if self._over.pop(tunnel.connect_id, None) is not None:
             self._settle()
@@ -442,6 +443,11 @@ class Backend:
             self._closed(tunnel, text, lost=True)
             self._push(CloseRequest(connect_id))
 
+    def unanswered(self, tunnel: Tunnel) -> None:
+        """Nobody waits for the answer to a CLOSE_REQ any more, which may have left already."""
+        if not tunnel.in_ring and not tunnel.queue:
+            self._forget(tunnel)
+
     def watch(self, tunnel: Tunnel) -> None:
         """Has a tunnel looked at that must end by itself."""
         self._core.watch(tunnel)
@@ -490,8 +496,8 @@ class Backend:
         """Cuts the tunnels whose clients take nothing; whether to look again."""
         for tunnel in list(self._over.values()):
             frontend = tunnel.frontend
-            assert frontend is not None, "a tunnel over its limit has a client"
-            backlog = frontend.backlog()
+            # without a client nothing waits any more
+            backlog = 0 if frontend is None else frontend.backlog()
             took = tunnel.received - backlog
             if took > tunnel.client_took:
                 tunnel.client_took = took

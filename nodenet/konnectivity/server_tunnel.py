@@ -156,7 +156,7 @@ class Tunnel:
         self.client_took = 0
         """What it had taken by then, where that is watched."""
         self.waited_from = 0.0
-        """When the frontend became congested."""
+        """Since when the client has been owed something, 0: it has taken all."""
         self.sent = 0
         """Bytes towards the remote."""
         self.received = 0
@@ -199,6 +199,9 @@ class Tunnel:
         if not answer:
             self.frontend = None
         if self.end is End.CLOSE:
+            if self.answer_due and not answer:
+                self.answer_due = False
+                self.backend.unanswered(self)
             return
         self.end = End.CLOSE
         self.answer_due = answer
