@@ -4,7 +4,8 @@
 
 Prints its port and serves until its standard input ends. The first byte of a connection says what
 it is: ``e`` echo; ``u`` and eight bytes: takes so many, then says ``k``; ``d`` and eight bytes:
-sends so many; ``x`` reads nothing any more. Without a byte it just waits for the end.
+sends so many; ``x`` reads nothing any more, until another connection says ``r``. Without a byte it
+just waits for the end.
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ def main() -> None:
             if fd == listener.fileno():
                 _accept(listener, epoll, ends)
                 continue
-            end = ends[fd]
+            end = ends.get(fd)
+            if end is None:
+                continue
             try:
                 alive = True
                 if mask & select.EPOLLOUT:
@@ -102,10 +105,13 @@ def main() -> None:
                 continue
             except OSError:
                 alive = False
-            if not alive:
-                del ends[fd]
-                epoll.unregister(fd)
-                end.sock.close()
+            gone = [end] if not alive else []
+            if end.command == b"r":
+                gone = [each for each in ends.values() if each.command in (b"r", b"x")]
+            for each in gone:
+                del ends[each.sock.fileno()]
+                epoll.unregister(each.sock.fileno())
+                each.sock.close()
 
 
 def _accept(listener: socket.socket, epoll: select.epoll, ends: dict[int, _End]) -> None:
