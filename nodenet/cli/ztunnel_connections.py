@@ -62,6 +62,10 @@ class ConnectionRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return f"{self.id}/{self.stream_id}"
 
 
+#: What a row has of what a proxy tells; all of these connections are open.
+_SHARED = tuple(key for key in ConnectionRow.__struct_fields__ if key != "node")
+
+
 def _peer(row: ConnectionRow) -> str:
     if row.peer_name is None:
         return row.peer
@@ -131,7 +135,9 @@ def _told(asked: Asked) -> list[ConnectionRow]:
         return _dumped(asked)
     several = len(answers) > 1
     return [
-        ConnectionRow(**msgspec.structs.asdict(each), node=proxy.node if several else None)
+        ConnectionRow(
+            **{key: getattr(each, key) for key in _SHARED}, node=proxy.node if several else None
+        )
         for proxy, connections in answers
         for each in connections or ()
     ]
