@@ -11,14 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import grp
 import logging
 import os
-import resource
-import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import Final, TextIO
@@ -30,24 +27,26 @@ from nodenet.agents.konnectivity.agent_config import AgentConfig
 from nodenet.agents.konnectivity.agent_metrics import LeaseCounts
 from nodenet.agents.konnectivity.agent_remote import Sockets
 from nodenet.agents.konnectivity.agent_set import ClientSet
-from nodenet.errors import NodenetError
+from nodenet.agents.konnectivity.process import (
+    StopSignals,
+    admin_listener,
+    close_all,
+    raise_file_limit,
+)
 from nodenet.httpd.server import HttpServer
-from nodenet.httpd.sockets import ANYWHERE, UnixListener, open_tcp, open_unix
+from nodenet.httpd.sockets import ANYWHERE, open_tcp
 from nodenet.paths import Instance
 from nodenet.rpc.malloc import keep_large_buffers
 
-#: Whose members may ask at the Unix socket without being root (docs/cli.md, admin surfaces).
-GROUP: Final = "nodenet"
 #: Objects made between two collections. Tunnels free themselves, so there is little to find.
 _GC_THRESHOLD: Final = (50_000, 20, 20)
-_WANTED_FILES: Final = 1 << 20
 
 logger = logging.getLogger(__name__)
 
 
 def run(config: AgentConfig, instance: Instance, *, environ: Mapping[str, str] = os.environ) -> int:
     """Runs the agent until it is told to end; the exit status. NodenetError before it serves."""
-    _raise_file_limit()
+    raise_file_limit()
     keep_large_buffers()
     stop = StopSignals()
     uvloop.run(serve(config, stop, admin_socket(config, instance), ready=sys.stderr))
@@ -59,41 +58,15 @@ def admin_socket(config: AgentConfig, instance: Instance) -> Path:
     return config.admin_socket or instance.run / "konnectivity-agent.sock"
 
 
-class StopSignals:
-    """The wishes to end: the first one drains, the second one ends. Usable without signals."""
-
-    def __init__(self) -> None:
-        self.first = asyncio.Event()
-        self.second = asyncio.Event()
-
-    def request(self) -> None:
-        """One more wish."""
-        if self.first.is_set():
-            self.second.set()
-        self.first.set()
-
-    @contextlib.contextmanager
-    def caught(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-        """Takes SIGTERM and SIGINT as wishes."""
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        for number in numbers:
-            loop.add_signal_handler(number, self.request)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
-
-
 async def serve(config: AgentConfig, stop: StopSignals, path: Path, *, ready: TextIO) -> None:
     """Serves until ``stop``, then drains. Listeners are opened before any server is dialled."""
     loop = asyncio.get_running_loop()
     async with contextlib.AsyncExitStack() as stack:
         health = _listeners(config.health_host, config.health_port, "--health-server-port")
-        stack.callback(_close_all, health)
+        stack.callback(close_all, health)
         admin = _listeners(config.admin_host, config.admin_port, "--admin-server-port")
-        stack.callback(_close_all, admin)
-        unix = _unix(path, wanted=config.admin_socket is not None)
+        stack.callback(close_all, admin)
+        unix = admin_listener(path, wanted=config.admin_socket is not None)
         stack.enter_context(stop.caught(loop))
         sockets = stack.enter_context(contextlib.closing(Sockets(loop)))
         clients = ClientSet(config, sockets, rng=Random())
@@ -143,33 +116,3 @@ async def _until_stopped(
 
 def _listeners(host: str, port: int, option: str) -> list[socket.socket]:
     return open_tcp(host or ANYWHERE, port, f"give another {option}")
-
-
-def _close_all(listeners: list[socket.socket]) -> None:
-    for each in listeners:
-        each.close()
-
-
-def _unix(path: Path, *, wanted: bool) -> list[UnixListener]:
-    """The Unix socket; none where it may not be made and nobody asked for it."""
-    try:
-        try:
-            group: int | None = grp.getgrnam(GROUP).gr_gid
-        except KeyError:
-            group = None
-        return [open_unix(path, "give another --admin-socket", group=group)]
-    except NodenetError as error:
-        if wanted:
-            raise
-        logger.info("no admin socket: %s", error.line())
-        return []
-
-
-def _raise_file_limit() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for wanted in (_WANTED_FILES, hard):
-        if soft >= wanted:
-            return
-        with contextlib.suppress(ValueError, OSError):  # no right to, or over fs.nr_open
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, max(wanted, hard)))
-            return

@@ -7,12 +7,8 @@ paths below ``/v1`` are read by `nodenet konnectivity show`.
 from __future__ import annotations
 
 import asyncio
-import sys
-import threading
 import time
-import traceback
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 
@@ -22,16 +18,11 @@ from nodenet.agents.konnectivity.agent_metrics import LeaseCounts
 from nodenet.agents.konnectivity.agent_remote import Sockets
 from nodenet.agents.konnectivity.agent_set import ClientSet
 from nodenet.agents.konnectivity.agent_stream import ServerStream
-from nodenet.agents.ztunnel import profiler
-from nodenet.httpd.messages import HttpError, Request, Response, json, text
+from nodenet.agents.konnectivity.pprof import Pprof
+from nodenet.httpd.messages import Request, Response, json, text
 from nodenet.httpd.routes import Routes
 from nodenet.konnectivity.exposition import CONTENT_TYPE
 from nodenet.times import rfc3339_ns
-
-#: Seconds and looks a second of a profile that does not say (Go's default, and its rate).
-PROFILE_SECONDS: Final = 30.0
-PROFILE_FREQUENCY: Final = 100
-_LONGEST_PROFILE_SECONDS: Final = 120.0
 
 
 class ServerRow(msgspec.Struct, kw_only=True):
@@ -88,12 +79,11 @@ class AgentAdmin:
         self._clients = clients
         self._sockets = sockets
         self._leases = leases
-        self._profiling = False
-        self._stop_profile = threading.Event()
+        self._pprof = Pprof()
 
     def close(self) -> None:
         """Ends a profile that is being taken."""
-        self._stop_profile.set()
+        self._pprof.close()
 
     def health_routes(self) -> Routes:
         """The health port."""
@@ -116,10 +106,7 @@ class AgentAdmin:
             }
         )
         if self._config.profiling:
-            routes.add("GET", "/debug/pprof", self._profiles)
-            routes.add("GET", "/debug/pprof/", self._profiles)
-            routes.add("GET", "/debug/pprof/profile", self._profile)
-            routes.add("GET", "/debug/pprof/goroutine", self._stacks)
+            self._pprof.add_to(routes)
         return routes
 
     def view(self) -> ServersView:
@@ -228,46 +215,6 @@ class AgentAdmin:
                 )
             await asyncio.sleep(0)
         return json(rows, compress=True)
-
-    # -- profiling --------------------------------------------------------------------------------
-
-    def _profiles(self, _request: Request) -> Response:
-        return text(
-            "/debug/pprof/profile?seconds=30  where the time goes, for go tool pprof\n"
-            "/debug/pprof/goroutine           threads and tasks with their stacks\n"
-        )
-
-    async def _profile(self, request: Request) -> Response:
-        try:
-            seconds = float(request.query.get("seconds", PROFILE_SECONDS))
-        except ValueError:
-            raise HttpError(400, "seconds is no number\n") from None
-        if not 0 < seconds <= _LONGEST_PROFILE_SECONDS:
-            raise HttpError(400, f"seconds must be within 0 and {_LONGEST_PROFILE_SECONDS:g}\n")
-        if self._profiling:
-            raise HttpError(409, "a profile is being taken\n")
-        self._profiling = True
-        try:
-            body = await asyncio.to_thread(
-                profiler.sample, seconds, PROFILE_FREQUENCY, self._stop_profile
-            )
-        finally:
-            self._profiling = False
-        return Response(content_type="application/octet-stream", body=body)
-
-    def _stacks(self, _request: Request) -> Response:
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
-        parts = [
-            f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}\n"
-            for ident, frame in sys._current_frames().items()
-        ]
-        for task in asyncio.all_tasks():
-            at = "".join(
-                f"  {frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname}\n"
-                for frame in task.get_stack(limit=8)
-            )
-            parts.append(f"task {task.get_name()}\n{at}\n")
-        return text("".join(parts))
 
 
 def _ok(_request: Request) -> Response:

@@ -318,6 +318,7 @@ class Backend:
         self._recent.pop(packet.connect_id, None)
         self.tunnels[packet.connect_id] = tunnel
         self._counts.dial_seconds.observe(now - tunnel.started_at)
+        self._core.recent_dials.append(now - tunnel.started_at)
         assert tunnel.frontend is not None
         tunnel.frontend.connected(tunnel)
 

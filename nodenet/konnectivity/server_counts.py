@@ -22,7 +22,7 @@ TYPE_INDEX: Final = {int(kind): index for index, kind in enumerate(PacketType)}
 
 
 class DialFailure(Enum):
-    """Why a dial came to nothing: the metric's ``reason``. The last two are ours."""
+    """Why a dial came to nothing: the metric's ``reason``. The last one is ours."""
 
     NO_AGENT = "no_agent"
     ERROR_RESPONSE = "error_response"
@@ -32,7 +32,6 @@ class DialFailure(Enum):
     BACKEND_DIAL_TIMEOUT = "backend_dial_timeout"
     FRONTEND_CLOSE = "frontend_close"
     TOO_MANY_DIALS = "too_many_dials"
-    BAD_REQUEST = "bad_request"
 
 
 class Reset(Enum):
