@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+import os
 import socket
 import ssl
 import time
@@ -95,7 +95,7 @@ class ServerStream(CallHandler):
                 await self._connect(host, port)
         except TimeoutError:
             self.close("no answer in time")
-            step = "TLS and HTTP/2" if self._protocol is None else "an answer to Connect"
+            step = "TLS and HTTP/2" if self._protocol is None else "answer to Connect"
             text = f"{self.address}: no {step} within {CONNECT_SECONDS:g} s"
             raise ConnectFailed(text) from None
         except (OSError, NodenetError) as error:
@@ -291,10 +291,10 @@ def _explain(error: OSError | NodenetError, config: AgentConfig) -> str:
         return f"x509 {error.verify_message}; check --ca-cert"
     if isinstance(error, ssl.SSLError):
         return f"tls {(error.reason or str(error)).lower().replace('_', ' ')}"
-    with contextlib.suppress(AttributeError):
-        if error.strerror:
-            return error.strerror.lower()
-    return str(error) or type(error).__name__
+    if error.errno and not isinstance(error, socket.gaierror):
+        # asyncio puts its own words in the place of the system's
+        return os.strerror(error.errno).lower()
+    return (error.strerror or str(error) or type(error).__name__).lower()
 
 
 #: X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH of OpenSSL's x509_vfy.h.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from nodenet.cli.commands import object_group
 from nodenet.cli.konnectivity_agent import agent
 from nodenet.cli.konnectivity_curl import curl
+from nodenet.cli.konnectivity_server import server
 
 
 @object_group("konnectivity", epilog="Example: nodenet konnectivity agent --ca-cert=ca.crt")
@@ -12,5 +13,6 @@ def command() -> None:
     """Reverse tunnels, in place of the apiserver-network-proxy."""
 
 
+command.add_command(server)
 command.add_command(agent)
 command.add_command(curl)

@@ -1,0 +1,191 @@
+"""Where the API is and how to be let in: a pod's service account, or a kubeconfig file.
+
+Files named here are read again when they change (`AccessFiles`), because tokens and certificates of
+both kinds are rotated under a running process.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from nodenet.errors import NodenetError
+
+#: Where a pod finds its service account (client-go: rest/config.go, InClusterConfig).
+SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+class NoAccess(NodenetError):
+    """The file or the environment does not say how to reach the API."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How to reach and enter one API. Of a file and data of the same thing, data wins."""
+
+    host: str
+    port: int
+    secure: bool = True
+    server_name: str | None = None
+    """What the certificate must be for, None: ``host``."""
+    verify: bool = True
+    ca_file: Path | None = None
+    ca_data: bytes | None = None
+    cert_file: Path | None = None
+    cert_data: bytes | None = None
+    key_file: Path | None = None
+    key_data: bytes | None = None
+    token_file: Path | None = None
+    token: str | None = None
+    path: str = ""
+    """Before every path of the API."""
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def files(self) -> list[Path]:
+        """What may change under us."""
+        return [p for p in (self.ca_file, self.cert_file, self.key_file, self.token_file) if p]
+
+    def bearer(self) -> str | None:
+        """The token as it is now; blocking. NoAccess."""
+        if self.token_file is not None:
+            try:
+                return self.token_file.read_text(encoding="ascii").strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise NoAccess(f"token {self.token_file}: {_reason(error)}") from error
+        return self.token
+
+    def context(self) -> ssl.SSLContext | None:
+        """The TLS of a new connection, None for plain text; blocking. NoAccess."""
+        if not self.secure:
+            return None
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        made.minimum_version = ssl.TLSVersion.TLSv1_2
+        made.set_alpn_protocols(["http/1.1"])
+        try:
+            if not self.verify:
+                made.check_hostname = False
+                made.verify_mode = ssl.CERT_NONE
+            elif self.ca_data is not None:
+                made.load_verify_locations(cadata=self.ca_data.decode("ascii"))
+            elif self.ca_file is not None:
+                made.load_verify_locations(cafile=self.ca_file)
+            else:
+                made.load_default_certs()
+            self._load_certificate(made)
+        except (OSError, ValueError) as error:
+            raise NoAccess(f"credentials for {self}: {_reason(error)}") from error
+        return made
+
+    def _load_certificate(self, context: ssl.SSLContext) -> None:
+        if self.cert_data is None and self.cert_file is None:
+            return
+        chain = self.cert_data if self.cert_data is not None else _read(self.cert_file)
+        key = self.key_data if self.key_data is not None else _read(self.key_file)
+        # the library reads files only: this one has no name and no other reader
+        fd = os.memfd_create("client-certificate", os.MFD_CLOEXEC)
+        try:
+            os.write(fd, chain + b"\n" + key)
+            context.load_cert_chain(f"/proc/self/fd/{fd}")
+        finally:
+            os.close(fd)
+
+
+def in_cluster(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Access:
+    """The service account of the pod we run in. NoAccess."""
+    host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
+    if not host or not port or not port.isdigit():
+        raise NoAccess(
+            "not in a pod: KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set",
+            hint="give --kubeconfig",
+        )
+    token, ca = folder / "token", folder / "ca.crt"
+    if not token.is_file():
+        raise NoAccess(f"no service account token: {token}", hint="give --kubeconfig")
+    return Access(host=host, port=int(port), token_file=token, ca_file=ca if ca.is_file() else None)
+
+
+def from_kubeconfig(path: Path) -> Access:
+    """The current context of a kubeconfig. NoAccess, also for what is not supported."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise NoAccess(f"kubeconfig {path}: {_reason(error)}") from error
+    if not isinstance(found, dict):
+        raise NoAccess(f"kubeconfig {path}: not a configuration")
+    try:
+        return _read_context(path, found)
+    except (KeyError, TypeError, AttributeError, ValueError, binascii.Error) as error:
+        raise NoAccess(f"kubeconfig {path}: {_reason(error)}") from error
+
+
+def _read_context(path: Path, config: dict[str, Any]) -> Access:
+    name = config.get("current-context") or ""
+    context = _named(path, config, "contexts", "context", name)
+    cluster = _named(path, config, "clusters", "cluster", context.get("cluster", ""))
+    user_name = context.get("user", "")
+    user = _named(path, config, "users", "user", user_name) if user_name else {}
+    for unsupported in ("exec", "auth-provider"):
+        if unsupported in user:
+            raise NoAccess(
+                f"kubeconfig {path}: user {user_name} needs {unsupported}, which is not supported",
+                hint="use a token, a token file or a client certificate",
+            )
+    url = urlsplit(str(cluster["server"]))
+    if url.scheme not in ("https", "http") or not url.hostname:
+        raise NoAccess(f"kubeconfig {path}: server {cluster['server']!r} is no URL")
+
+    def file(section: dict[str, Any], key: str) -> Path | None:
+        return path.parent / section[key] if section.get(key) else None
+
+    def data(section: dict[str, Any], key: str) -> bytes | None:
+        return base64.b64decode(section[key], validate=True) if section.get(key) else None
+
+    return Access(
+        host=url.hostname,
+        port=url.port or (443 if url.scheme == "https" else 80),
+        secure=url.scheme == "https",
+        server_name=cluster.get("tls-server-name") or None,
+        verify=not cluster.get("insecure-skip-tls-verify", False),
+        ca_file=file(cluster, "certificate-authority"),
+        ca_data=data(cluster, "certificate-authority-data"),
+        cert_file=file(user, "client-certificate"),
+        cert_data=data(user, "client-certificate-data"),
+        key_file=file(user, "client-key"),
+        key_data=data(user, "client-key-data"),
+        token_file=file(user, "tokenFile"),
+        token=user.get("token") or None,
+        path=url.path.rstrip("/"),
+    )
+
+
+def _named(path: Path, config: dict[str, Any], table: str, inner: str, name: str) -> dict[str, Any]:
+    for entry in config.get(table) or ():
+        if entry.get("name") == name:
+            found = entry.get(inner) or {}
+            if isinstance(found, dict):
+                return found
+    raise NoAccess(f"kubeconfig {path}: no {inner} {name!r} in {table}")
+
+
+def _read(path: Path | None) -> bytes:
+    if path is None:
+        raise ValueError("a client certificate needs its key")
+    return path.read_bytes()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"no {error.args[0]}"
+    reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+    return " ".join(str(reason).lower().replace("_", " ").split())
