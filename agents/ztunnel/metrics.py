@@ -146,14 +146,16 @@ class _Proxy:
         )
         build.add_metric(["ztunnel", __version__], 1)
         yield build
-        telemetry = self._telemetry
+        telemetry, figures = self._telemetry, self._figures()
         sockets = GaugeMetricFamily(
             "istio_tcp_sockets_open", "Accepted sockets open now (unstable)", labels=["reporter"]
         )
-        for direction, count in telemetry.sockets.items():
-            sockets.add_metric([_REPORTERS[direction]], count)
+        # a connection of another proxy is one socket, however many tunnels are in it
+        sockets.add_metric(["source"], telemetry.sockets[OUTBOUND])
+        sockets.add_metric(
+            ["destination"], telemetry.sockets[INBOUND] + (figures.peer_connections or 0)
+        )
         yield sockets
-        figures = self._figures()
         for field, name, help in _GAUGES:
             value = getattr(figures, field)
             if value is not None:

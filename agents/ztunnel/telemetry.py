@@ -159,7 +159,7 @@ class Telemetry:
         self.wall_ns = wall_ns
         self.series = AllSeries()
         self.sockets = {OUTBOUND: 0, INBOUND: 0}
-        """Accepted sockets open now."""
+        """Open connections with a socket of their own: all but tunnels that have arrived."""
         self.failures = {OUTBOUND: 0, INBOUND: 0}
         """Connections that ended before they were counted as opened."""
         self.handshakes_failed: Counter[tuple[str, str]] = Counter()
@@ -182,6 +182,8 @@ class Telemetry:
         shape.series.opened += 1
         flow = OpenFlow(self, facts, shape, progress)
         self._open.add(flow)
+        if facts.hbone_addr is None or facts.direction == OUTBOUND:
+            self.sockets[facts.direction] += 1
         if self.level <= logging.DEBUG:
             self.log.opened(facts, shape.fragment or self.render(shape, facts))
         return flow
@@ -209,14 +211,6 @@ class Telemetry:
         """A connection that arrived was let in or not, by a policy (``ns/name``) or by none."""
         if policy is not None:
             self.policy_hits[policy, allowed] += 1
-
-    def socket_opened(self, direction: str) -> None:
-        """A socket was accepted."""
-        self.sockets[direction] += 1
-
-    def socket_closed(self, direction: str) -> None:
-        """An accepted socket has gone."""
-        self.sockets[direction] -= 1
 
     def open_flows(self) -> list[OpenFlow]:
         """Connections that are open now, the oldest first."""
@@ -250,6 +244,9 @@ class Telemetry:
     def forget(self, flow: OpenFlow) -> None:
         """For `OpenFlow`."""
         self._open.discard(flow)
+        facts = flow.facts
+        if facts.hbone_addr is None or facts.direction == OUTBOUND:
+            self.sockets[facts.direction] -= 1
 
     def render(self, shape: Shape, facts: FlowFacts) -> Fragment:
         """For `OpenFlow`: the common part of the lines, kept with the shape."""

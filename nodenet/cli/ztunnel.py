@@ -153,7 +153,7 @@ def services(
         lambda: view.rows(asked, namespace, name),
         view.COLUMNS,
         row_type=None if asked.istio else view.ServiceRow,
-        name="hostname",
+        name="key",
         empty="no services are known",
     )
 
@@ -176,7 +176,7 @@ def policies(
         lambda: view.rows(asked, namespace, name),
         view.COLUMNS,
         row_type=None if asked.istio else view.PolicyRow,
-        name="name",
+        name="key",
         empty="no policies are known: everybody may connect",
     )
 

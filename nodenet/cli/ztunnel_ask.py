@@ -73,6 +73,8 @@ class Asked:
         self.g = g
         self.istio = bool(click.get_current_context().meta.get(_META))
         """Whether ``-o istio`` was given: the objects of the dump as they are."""
+        if self.istio and g.watch is not None:
+            raise UsageError("-o istio and --watch do not go together; use -j --watch")
         self._file = options["file"]
         self._admin = options["admin"]
         self._node = options["node"]

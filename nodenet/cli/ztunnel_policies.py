@@ -30,6 +30,11 @@ class PolicyRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Pods served by the proxies asked; of a dump the workloads of its node."""
     dry_run: bool
 
+    @property
+    def key(self) -> str:
+        """``NS/NAME``, for -o name and --watch."""
+        return f"{self.namespace}/{self.name}"
+
 
 def _hits(row: PolicyRow) -> int | None:
     if row.hits_allow is None or row.hits_deny is None:

@@ -42,6 +42,11 @@ class ServiceRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     endpoints: list[EndpointRow]
     load_balancing: dict[str, Any] | None
 
+    @property
+    def key(self) -> str:
+        """``NS/HOSTNAME``, for -o name and --watch."""
+        return f"{self.namespace}/{self.hostname}"
+
 
 def _ports(ports: dict[str, int], _exact: bool) -> str:
     def one(port: str, target: int) -> str:

@@ -146,6 +146,13 @@ def test_json(ztunnel: Cli, verb: str, row: type, keys: dict[str, object]) -> No
 
 
 @pytest.mark.usefixtures("one")
+def test_names(ztunnel: Cli) -> None:
+    assert ztunnel("policies", "-o", "name").out == "shop/deny\nshop/open\n"
+    assert ztunnel("services", "-o", "name").out == "shop/db.shop.svc.cluster.local\n"
+    assert ztunnel("connections", "-o", "name").out == "3a01\n3b10\n"
+
+
+@pytest.mark.usefixtures("one")
 def test_services_tell_every_endpoint(ztunnel: Cli) -> None:
     (service,) = ztunnel("services", "-j").json
     assert service["endpoints"] == [
@@ -215,6 +222,8 @@ def test_connections_of_a_pod(ztunnel: Cli) -> None:
          "x:y:z is no address in --admin; e.g. --admin 127.0.0.1:15000"),
         (("workloads", "-f", "x.json", "--node", "n1"), 2,
          "-f: a saved dump is asked instead of a proxy; leave out --admin, --node"),
+        (("workloads", "-o", "istio", "-w"), 2,
+         "-o istio and --watch do not go together; use -j --watch"),
         (("workloads", "-f", "/nonexistent/x.json"), 4, "no such file: /nonexistent/x.json"),
     ],
 )  # fmt: skip

@@ -22,6 +22,7 @@ FIGURES = ProxyFigures(
     proxies_started=5,
     proxies_stopped=2,
     pool_connections=7,
+    peer_connections=2,
     handshakes_failed={("outbound", "PeerUntrusted"): 4},
     refused={"over-limit": 9},
     dials_failed={"ECONNREFUSED": 2},
@@ -111,14 +112,14 @@ def test_unstable_metrics_say_so(loop: asyncio.AbstractEventLoop) -> None:
 
 def test_bytes_of_live_connections_are_in_it(loop: asyncio.AbstractEventLoop) -> None:
     telemetry = silent()
-    telemetry.socket_opened("inbound")
     telemetry.opened(inbound(), Bytes(sent=22, received=11))
     _, body = scrape(loop, telemetry, FIGURES)
     found = values(list(parse_plain(body)))
     (received,) = [v for k, v in found.items() if k.startswith("istio_tcp_received_bytes_total")]
     (sent,) = [v for k, v in found.items() if k.startswith("istio_tcp_sent_bytes_total")]
     assert (received, sent) == (11, 22)
-    assert found["istio_tcp_sockets_open{reporter=destination}"] == 1
+    # the tunnel's socket is the other proxy's connection
+    assert found["istio_tcp_sockets_open{reporter=destination}"] == 2
 
 
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text"])

@@ -169,12 +169,16 @@ def test_many_pairs_of_workloads_are_forgotten_and_found_again() -> None:
     assert total == 2 * len(workloads)
 
 
-def test_sockets_are_counted_by_direction() -> None:
+def test_sockets_are_counted_by_direction_and_tunnels_that_arrive_are_none() -> None:
     telemetry = World().telemetry
-    telemetry.socket_opened("inbound")
-    telemetry.socket_opened("inbound")
-    telemetry.socket_closed("inbound")
-    assert telemetry.sockets == {"outbound": 0, "inbound": 1}
+    flows = [
+        telemetry.opened(facts)
+        for facts in (outbound(), plain(), inbound(), inbound(hbone_addr=None))
+    ]
+    assert telemetry.sockets == {"outbound": 2, "inbound": 1}
+    for flow in flows:
+        flow.closed(0, 0)
+    assert telemetry.sockets == {"outbound": 0, "inbound": 0}
 
 
 def test_who_answered_behind_a_gateway_is_told_later() -> None:
