@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import shutil
 from collections.abc import Iterator
 from ipaddress import ip_address
 from types import TracebackType
@@ -122,6 +123,8 @@ def loaded_capture(instance: Instance | None = None) -> Iterator[Capture]:
             yield capture
     finally:
         remove_instance(chosen)
+        # a proxy that was killed leaves its admin socket; the next one would take it over
+        shutil.rmtree(chosen.run, ignore_errors=True)
 
 
 def build(topology: Topology, versions: tuple[Version, ...] = VERSIONS) -> dict[str, Namespace]:
