@@ -138,7 +138,7 @@ class AccessLog:
                 f'"src.addr":"{facts.src}"{fragment.after_src},"dst.addr":"{facts.dst}"'
                 f"{tunnel}{fragment.after_hbone}"
             )
-        tunnel = f" dst.hbone_addr={hbone}" if hbone else ""
+        tunnel = f" dst.hbone_addr={_bare(hbone)}" if hbone else ""
         return (
             f"{now}\t{level}\t{SCOPE}\t{message}\tsrc.addr={facts.src}{fragment.after_src} "
             f"dst.addr={facts.dst}{tunnel}{fragment.after_hbone}"
@@ -148,6 +148,13 @@ class AccessLog:
         if self._json:
             return "".join(f',"{key}":{json.dumps(value)}' for key, value in pairs if value)
         return "".join(f" {key}={quoted(value)}" for key, value in pairs if value)
+
+
+def _bare(address: str) -> str:
+    """An address without quotes, unless a peer has put something else there."""
+    if address.isprintable() and " " not in address and '"' not in address:
+        return address
+    return quoted(address)
 
 
 def quoted(text: str) -> str:

@@ -7,6 +7,7 @@ waits instead, and so stops carrying bytes when its log is not read.)
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -32,10 +33,11 @@ class LineWriter:
     Lines are complete, with their newline.
     """
 
-    def __init__(self, fd: int, *, max_lines: int = MAX_LINES) -> None:
-        """Does not own ``fd``."""
+    def __init__(self, fd: int, *, max_lines: int = MAX_LINES, as_json: bool = False) -> None:
+        """Does not own ``fd``. ``as_json`` is the form of its own line, about lost ones."""
         self._fd = fd
         self._max = max_lines
+        self._json = as_json
         self._lines: deque[bytes] = deque()
         self._wake = threading.Event()
         self._asleep = True
@@ -91,10 +93,15 @@ class LineWriter:
                 self.dropped += len(batch)
         if self.dropped != self._told:
             missing, self._told = self.dropped - self._told, self.dropped
-            self._write(
-                f"{self._timestamps.text()}\twarn\tztunnel.log_writer\t"
-                f"{missing} log lines were lost\n".encode()
-            )
+            self._write(self._about(missing))
+
+    def _about(self, missing: int) -> bytes:
+        now, scope = self._timestamps.text(), "ztunnel.log_writer"
+        message = f"{missing} log lines were lost"
+        if self._json:
+            line = {"level": "warn", "time": now, "scope": scope, "message": message}
+            return f"{json.dumps(line)}\n".encode()
+        return f"{now}\twarn\t{scope}\t{message}\n".encode()
 
     def _write(self, raw: bytes) -> bool:
         """False when the descriptor does not take it (closed pipe, full disk)."""

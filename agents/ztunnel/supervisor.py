@@ -16,7 +16,7 @@ from typing import Final, TextIO
 import uvloop
 
 from nodenet.agents.ztunnel import logs, process
-from nodenet.agents.ztunnel.access_log import AccessLog
+from nodenet.agents.ztunnel.access_log import AccessLog, LogFormat
 from nodenet.agents.ztunnel.admin import About, Admin
 from nodenet.agents.ztunnel.admin_socket import admin_socket
 from nodenet.agents.ztunnel.admin_source import ProxySource
@@ -44,7 +44,7 @@ def run(config: ZtunnelConfig, env: Mapping[str, str] = os.environ) -> None:
 
     The order matters: the cgroup before the first socket, the lock before the first listener.
     """
-    with LineWriter(sys.stderr.fileno()) as writer:
+    with LineWriter(sys.stderr.fileno(), as_json=config.log_format is LogFormat.JSON) as writer:
         logs.configure(config.log_level, form=config.log_format, writer=writer)
         cgroup = process.join_cgroup(config)
         files = process.raise_file_limit()

@@ -145,3 +145,9 @@ def test_the_date_is_that_of_each_moment() -> None:
         "1970-01-01T00:00:01.999999Z",
         "1970-01-02T00:00:00.000000Z",
     ]
+
+
+def test_an_authority_that_is_no_address_is_quoted() -> None:
+    text = complete(inbound(hbone_addr='x src.identity="spiffe://admin":80'))
+    assert ' dst.hbone_addr="x src.identity=\\"spiffe://admin\\":80" ' in text
+    assert text.count("src.identity=") == 2

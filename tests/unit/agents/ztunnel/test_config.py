@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nodenet.agents.ztunnel.config import ConfigError, ZtunnelConfig, load
+from nodenet.agents.ztunnel.config import ZtunnelConfig, load
 from nodenet.agents.ztunnel.log_control import LogFilter
+from nodenet.agents.ztunnel.variables import ConfigError
 from nodenet.paths import Instance
 
 

@@ -45,9 +45,10 @@ def test_lines_arrive_in_order_and_whole(pipe: tuple[int, int]) -> None:
     assert found == [b"".join(wanted)]
 
 
-def test_who_does_not_read_costs_lines_and_not_time(pipe: tuple[int, int]) -> None:
+@pytest.mark.parametrize("as_json", [False, True])
+def test_who_does_not_read_costs_lines_and_not_time(pipe: tuple[int, int], as_json: bool) -> None:
     reader, fd = pipe
-    writer = LineWriter(fd, max_lines=100)
+    writer = LineWriter(fd, max_lines=100, as_json=as_json)
     line = b"x" * 1023 + b"\n"
     # far more than a pipe and the queue take
     for _ in range(5000):
@@ -64,6 +65,7 @@ def test_who_does_not_read_costs_lines_and_not_time(pipe: tuple[int, int]) -> No
     lines = found[0].splitlines()
     assert lines.count(line[:-1]) == 5001 - lost
     assert b"%d log lines were lost" % lost in lines[-1]
+    assert lines[-1].startswith(b"{") is as_json
 
 
 def test_closing_does_not_wait_for_ever(pipe: tuple[int, int]) -> None:
