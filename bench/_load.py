@@ -1,4 +1,4 @@
-"""Compiles and runs ``load.c``, the load generator, and makes measures of what it prints."""
+"""Compiles and runs the load generator, ``load*.c``, and makes measures of what it prints."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import msgspec
 
 from nodenet.errors import NodenetError, NotSupported
 
-SOURCE: Final = Path(__file__).with_name("load.c")
+SOURCES: Final = tuple(Path(__file__).with_name(n) for n in ("load.c", "load_many.c"))
 _FLAGS: Final = ("-O2", "-Wall", "-Wextra")
 #: Beyond what it measures: compiling is not in it, waiting for an answer is.
 _SPARE_SECONDS: Final = 60.0
 
-Mode = Literal["conn", "rtt", "bulk"]
+Mode = Literal["conn", "rtt", "bulk", "open", "up", "down", "trips"]
 
 
 class LoadFailed(NodenetError):
@@ -76,13 +76,15 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 class Side:
     """Where one end runs."""
 
-    netns: Path
+    netns: Path | None = None
+    """None: where this process is."""
     cpu: int
     cgroup: Path | None = None
 
     def arguments(self, prefix: str) -> Iterator[str]:
         """Its keys for load.c; the root cgroup where none is named."""
-        yield f"{prefix}_ns={self.netns}"
+        if self.netns is not None:
+            yield f"{prefix}_ns={self.netns}"
         yield f"{prefix}_cpu={self.cpu}"
         if self.cgroup is not None:
             yield f"{prefix}_cgroup={self.cgroup}"
@@ -98,11 +100,11 @@ class Load:
             raise NotSupported("bench", "a C compiler", hint="apt install gcc libc6-dev")
         self._directory = tempfile.TemporaryDirectory(prefix="nodenet-bench-")
         self.program = Path(self._directory.name, "load")
-        argv = [compiler, *_FLAGS, "-o", str(self.program), str(SOURCE)]
+        argv = [compiler, *_FLAGS, "-o", str(self.program), *map(str, SOURCES)]
         done = subprocess.run(argv, capture_output=True, text=True)
         if done.returncode:
             self._directory.cleanup()
-            raise LoadFailed(f"{SOURCE} does not compile: {done.stderr.strip()}")
+            raise LoadFailed(f"load generator: does not compile: {done.stderr.strip()}")
 
     def __enter__(self) -> Self:
         return self
@@ -121,15 +123,20 @@ class Load:
         milliseconds: int,
         size: int = 64,
         clients: int = 1,
+        connections: int = 1,
         exchange: bool = False,
         batch: bool = False,
     ) -> Sample:
-        """One measurement. LoadFailed when a connection fails or bytes are missing."""
+        """One measurement. LoadFailed when a connection fails or bytes are missing.
+
+        ``clients`` are processes (``conn``), ``connections`` those of one process (the modes that
+        are in load_many.c).
+        """
         argv = [str(self.program), mode, f"dial={dial}", *client.arguments("client")]
         if server is not None and listen is not None:
             argv += [f"listen={listen}", *server.arguments("server")]
         argv += [f"ms={milliseconds}", f"size={size}", f"clients={clients}"]
-        argv += [f"exchange={int(exchange)}", f"batch={int(batch)}"]
+        argv += [f"exchange={int(exchange)}", f"batch={int(batch)}", f"count={connections}"]
         done = subprocess.run(
             argv,
             capture_output=True,
@@ -144,17 +151,62 @@ class Load:
     def holding(self, connections: int, *, where: Side, address: str) -> Iterator[None]:
         """So many connections of a process to itself are open for the length of the block."""
         argv = [str(self.program), "hold", f"dial={address}", f"count={connections}"]
-        argv += where.arguments("client")
-        with subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            assert process.stderr is not None
-            try:
-                if not process.stdout.readline():
-                    raise LoadFailed(f"hold: {process.stderr.read().decode().strip()}")
-                yield
-            finally:
+        with _until_closed([*argv, *where.arguments("client")]):
+            yield
+
+    @contextlib.contextmanager
+    def idling(
+        self, connections: int, *, client: Side, dial: str, server: Side, listen: str
+    ) -> Iterator[Idle]:
+        """So many connections, opened and silent, for the length of the block. LoadFailed."""
+        argv = [str(self.program), "idle", f"dial={dial}", f"listen={listen}"]
+        argv += [f"count={connections}", *client.arguments("client"), *server.arguments("server")]
+        with _until_closed(argv) as process:
+            yield Idle(process)
+
+
+class Idle:
+    """Connections of `Load.idling`."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def verify(self) -> int:
+        """Sends a byte there and back on each, and returns how many did; to be called once.
+
+        LoadFailed at the first that does not.
+        """
+        process = self._process
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        return _said_count(process)
+
+
+@contextlib.contextmanager
+def _until_closed(argv: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """The program runs and has its connections; it ends with its standard input."""
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        try:
+            _said_count(process)
+            yield process
+        finally:
+            with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
-                process.wait()
+            process.wait()
+
+
+def _said_count(process: subprocess.Popen[bytes]) -> int:
+    assert process.stdout is not None
+    assert process.stderr is not None
+    line = process.stdout.readline()
+    if not line:
+        raise LoadFailed(process.stderr.read().decode().strip() or "load: ended without a word")
+    return msgspec.json.decode(line, type=_Count).count
+
+
+class _Count(msgspec.Struct, frozen=True):
+    count: int

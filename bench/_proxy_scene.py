@@ -12,7 +12,6 @@ back from the server, so it holds the proxy's own connect.
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from bench._load import Load, Mode, Sample, Side
+from bench._process import Process
 from bench._samples import Samples
 from bench._world import Standing, Variant, World
 from nodenet.errors import NodenetError
@@ -45,25 +45,8 @@ class ProxyFailed(NodenetError):
     """The proxy did not start."""
 
 
-@dataclass(frozen=True, slots=True)
-class Proxy:
-    """A running ztunnel."""
-
-    pid: int
-
-    def move(self, cpu: int) -> None:
-        """Pins all its threads to a CPU."""
-        for task in Path(f"/proc/{self.pid}/task").iterdir():
-            os.sched_setaffinity(int(task.name), {cpu})
-
-    def cpu_ns(self) -> int:
-        """CPU of all its threads so far (/proc/PID/task/*/schedstat)."""
-        tasks = Path(f"/proc/{self.pid}/task").iterdir()
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
-
-
 @contextlib.contextmanager
-def running_proxy(standing: Standing) -> Iterator[Proxy]:
+def running_proxy(standing: Standing) -> Iterator[Process]:
     """The real proxy serves the instance's pods for the length of the block."""
     assert standing.instance is not None
     cgroup = Cgroup.create(cgroup2_mount() / standing.instance.name / "ztunnel")
@@ -80,7 +63,7 @@ def running_proxy(standing: Standing) -> Iterator[Proxy]:
                     break
             else:
                 raise ProxyFailed(f"ztunnel did not start: {' | '.join(said) or 'no output'}")
-            yield Proxy(process.pid)
+            yield Process(process.pid)
         finally:
             process.terminate()
             try:
@@ -144,7 +127,7 @@ class _Run:
 
 
 def _measure_throughput(
-    run: _Run, samples: Samples, scene: str, variant: str, proxy: Proxy | None
+    run: _Run, samples: Samples, scene: str, variant: str, proxy: Process | None
 ) -> None:
     before = proxy.cpu_ns() if proxy else 0
     busy = run("conn", clients=_CLIENTS)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn, TypeVar
 
@@ -34,6 +36,8 @@ class Options:
     pods: int | None
     only: frozenset[str]
     """The sections to run."""
+    plot: Path | None = None
+    """The picture to make."""
 
     def choose_rounds(self, full: int, quick: int) -> int:
         """How many rounds."""
@@ -45,7 +49,7 @@ class Options:
 
 
 def parse(
-    name: str, about: str, sections: Sequence[str], argv: Sequence[str]
+    name: str, about: str, sections: Sequence[str], argv: Sequence[str], *, plots: bool = False
 ) -> tuple[Options, bool]:
     """The options, and whether JSON is wanted. Exits 2 with a usage line on an unknown one."""
     parser = argparse.ArgumentParser(
@@ -61,6 +65,10 @@ def parse(
     )  # fmt: skip
     if "pods" in sections:
         parser.add_argument("--pods", type=int, metavar="N", help="how many pods are enrolled")
+    if plots:
+        parser.add_argument(
+            "--plot", type=Path, metavar="FILE.png", help="the figures as a picture besides"
+        )
     found = parser.parse_args(argv)
     for option in ("rounds", "ms", "pods"):
         value = getattr(found, option, None)
@@ -72,6 +80,7 @@ def parse(
         milliseconds=found.ms,
         pods=getattr(found, "pods", None),
         only=frozenset(found.only or sections),
+        plot=getattr(found, "plot", None),
     )
     return options, bool(found.json)
 
@@ -93,16 +102,21 @@ def main(
     sections: Sequence[str],
     run: Callable[[Options, Progress], Report],
     argv: Sequence[str] | None = None,
+    *,
+    plots: bool = False,
 ) -> int:
-    """Runs one benchmark; the exit status. Floors that are missed do not change it."""
-    options, as_json = parse(name, about, sections, sys.argv[1:] if argv is None else argv)
+    """Runs one benchmark; the exit status. Floors that are missed do not change it.
+
+    ``plots``: it can make a picture, `Options.plot`.
+    """
+    given = sys.argv[1:] if argv is None else argv
+    options, as_json = parse(name, about, sections, given, plots=plots)
     # as an exception, so that every block on the way out removes what it made
     signal.signal(signal.SIGTERM, _stop)
     try:
         need_root()
-        # what else runs on the machine waits, instead of being measured; children inherit it
-        os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
-        report = run(options, Progress())
+        with _before_others():
+            report = run(options, Progress())
     except NodenetError as error:
         print(f"bench: {error.line()}", file=sys.stderr)
         if as_json:
@@ -112,6 +126,27 @@ def main(
         return 130
     print(json.dumps(report.document()) if as_json else report.text())
     return 0
+
+
+@contextlib.contextmanager
+def _before_others() -> Iterator[None]:
+    """What else runs on the machine waits, instead of being measured; children inherit it.
+
+    Where sessions share the CPUs as groups (CONFIG_SCHED_AUTOGROUP), a process' own priority counts
+    within its session only: the session's is raised too, until the end.
+    """
+    os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
+    group = Path("/proc/self/autogroup")
+    try:
+        had = group.read_text().split()[-1]
+        group.write_text(str(_PRIORITY))
+    except (OSError, IndexError):  # this kernel has no such groups, or does not use them
+        yield
+        return
+    try:
+        yield
+    finally:
+        group.write_text(had)
 
 
 def in_turn(variants: tuple[T, ...], turn: int) -> tuple[T, ...]:

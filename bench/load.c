@@ -9,6 +9,12 @@
  *       rtt   size bytes there and back on one connection
  *       bulk  writes of size bytes on one connection, then the server says how many arrived
  *       hold  count connections, all open at once until standard input ends
+ *       and, with count connections in one client process and one server process, by epoll:
+ *       open  connect, size bytes there and back, the server closes, again and again
+ *       up    writes of size bytes on each, then the server says how many arrived
+ *       down  the same in the other direction
+ *       trips size bytes there and back, again and again on each
+ *       idle  all are opened, then nothing; a line on standard input: a byte there and back on each
  * KEYS  listen=IP:PORT    where the server listens (without it there is no server here)
  *       dial=IP:PORT      where the clients connect to
  *       server_ns=PATH client_ns=PATH          network namespaces
@@ -16,16 +22,17 @@
  *       server_cpu=N client_cpu=N              CPUs
  *       ms=N              how long the measured part lasts
  *       clients=N         client processes (conn only)
- *       size=N            bytes of a message (rtt) or of a write (bulk)
+ *       size=N            bytes of a message (rtt, trips, open) or of a write (bulk, up, down)
  *       exchange=0|1      conn: a byte there and back before the close
  *       batch=0|1         the server never interrupts a client on its CPU (SCHED_BATCH)
- *       count=N           connections (hold only)
+ *       count=N           connections (hold, open, up, down, trips, idle)
  *
  * Prints one line of JSON: count, total (with those that only warm up), elapsed_ns, bytes,
  * client_cpu_ns, server_cpu_ns, client_switches (how often the clients lost their CPU), and p50_ns,
- * p99_ns, max_ns of connect (conn) or of the round trip (rtt); with exchange also reply_p50_ns, ...,
- * from before connect until the answer. hold prints {"count": N} when all are open. A failure is one
- * line on stderr and exit 1.
+ * p99_ns, max_ns of connect (conn, open) or of the round trip (rtt, trips); for open, and conn with
+ * exchange, also reply_p50_ns, ..., from before connect until the answer. hold and idle print
+ * {"count": N} when all are open, idle another {"count": N} of those that have answered. A failure
+ * is one line on stderr and exit 1.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -48,38 +55,19 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MAX_SAMPLES (1 << 20)	/* a client; later ones are counted but not kept */
+#include "load.h"
+
 #define MAX_CLIENTS 64
-#define BUFFER (1 << 20)
-#define WARM_UP 200
-#define ANSWER_SECONDS 10	/* no answer for so long is a failure, not a slow sample */
 
-struct side {
-	const char *netns;
-	const char *cgroup;
-	int cpu;
-	int batch;
-};
+const char *mode;
+struct side server_side = {.cpu = -1}, client_side = {.cpu = -1};
+struct endpoint listen_at, dial_to;
+uint64_t length_ns = 500000000;
+int size = 64, connections = 1;
+char buffer[BUFFER];
+static int clients = 1, exchange;
 
-struct endpoint {
-	struct sockaddr_storage address;
-	socklen_t length;
-};
-
-struct results {
-	uint64_t started, ended, count, bytes, kept;
-	uint32_t connect_ns[MAX_SAMPLES];
-	uint32_t reply_ns[MAX_SAMPLES];
-};
-
-static const char *mode;
-static struct side server_side = {.cpu = -1}, client_side = {.cpu = -1};
-static struct endpoint listen_at, dial_to;
-static uint64_t length_ns = 500000000;
-static int clients = 1, size = 64, exchange, hold_count = 1;
-static char buffer[BUFFER];
-
-static void fail(const char *format, ...)
+void fail(const char *format, ...)
 {
 	int error = errno;
 	va_list args;
@@ -92,7 +80,7 @@ static void fail(const char *format, ...)
 	exit(1);
 }
 
-static uint64_t now(void)
+uint64_t now(void)
 {
 	struct timespec t;
 
@@ -132,7 +120,7 @@ static struct endpoint parse_endpoint(const char *text)
 	return e;
 }
 
-static void enter(const struct side *s)
+void enter(const struct side *s)
 {
 	struct sched_param no_priority = {0};
 	cpu_set_t set;
@@ -165,7 +153,7 @@ static void enter(const struct side *s)
 		fail("SCHED_BATCH");
 }
 
-static void no_delay(int fd)
+void no_delay(int fd)
 {
 	int one = 1;
 
@@ -173,7 +161,7 @@ static void no_delay(int fd)
 }
 
 /* 1: the whole message; 0: the peer has closed. */
-static int read_all(int fd, char *to, size_t length)
+int read_all(int fd, char *to, size_t length)
 {
 	while (length) {
 		ssize_t n = read(fd, to, length);
@@ -210,18 +198,27 @@ static void serve_connection(int fd)
 	}
 }
 
-static void serve(int ready)
+int listening(void)
 {
-	int one = 1, fd, family = listen_at.address.ss_family;
+	int one = 1, fd = socket(listen_at.address.ss_family, SOCK_STREAM, 0);
 
-	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	enter(&server_side);
-	fd = socket(family, SOCK_STREAM, 0);
 	if (fd < 0)
 		fail("server socket");
 	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
 	if (bind(fd, (void *)&listen_at.address, listen_at.length) || listen(fd, 4096))
 		fail("server listen");
+	return fd;
+}
+
+static void serve(int ready)
+{
+	int fd;
+
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	enter(&server_side);
+	if (is_many(mode))
+		serve_many(ready);
+	fd = listening();
 	if (write(ready, "r", 1) != 1)
 		fail("server ready");
 	for (;;) {
@@ -239,7 +236,7 @@ static void serve(int ready)
 
 /* clients */
 
-static int dial(void)
+int dial(void)
 {
 	struct timeval limit = {.tv_sec = ANSWER_SECONDS};
 	int fd = socket(dial_to.address.ss_family, SOCK_STREAM, 0);
@@ -250,13 +247,13 @@ static int dial(void)
 	return fd;
 }
 
-static void connect_to(int fd)
+void connect_to(int fd)
 {
 	if (connect(fd, (void *)&dial_to.address, dial_to.length))
 		fail("connect");
 }
 
-static void keep(struct results *r, uint64_t connected, uint64_t replied)
+void keep(struct results *r, uint64_t connected, uint64_t replied)
 {
 	if (r->kept < MAX_SAMPLES) {
 		r->connect_ns[r->kept] = connected;
@@ -289,6 +286,7 @@ static void run_conn(struct results *r)
 {
 	uint64_t end;
 
+	r->extra = WARM_UP;
 	for (int i = 0; i < WARM_UP; i++)
 		one_connection(0);
 	r->started = now();
@@ -305,6 +303,7 @@ static void run_rtt(struct results *r)
 
 	connect_to(fd);
 	no_delay(fd);
+	r->extra = WARM_UP;
 	for (int i = 0; !end || after < end; i++) {
 		before = now();
 		if (write(fd, buffer, size) != size || read_all(fd, buffer, size) != 1)
@@ -350,7 +349,9 @@ static void run_client(struct results *r)
 {
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	enter(&client_side);
-	if (!strcmp(mode, "conn"))
+	if (is_many(mode))
+		run_many(r);
+	else if (!strcmp(mode, "conn"))
 		run_conn(r);
 	else if (!strcmp(mode, "rtt"))
 		run_rtt(r);
@@ -361,22 +362,22 @@ static void run_client(struct results *r)
 /* Both ends are this process's; the listener is on dial's address. */
 static void hold(void)
 {
-	struct rlimit files = {2 * hold_count + 64, 2 * hold_count + 64};
+	struct rlimit files = {2 * connections + 64, 2 * connections + 64};
 	int one = 1, fd;
 
 	enter(&client_side);
 	if (setrlimit(RLIMIT_NOFILE, &files))
-		fail("%d files", 2 * hold_count);
+		fail("%d files", 2 * connections);
 	fd = socket(dial_to.address.ss_family, SOCK_STREAM, 0);
 	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
 	if (bind(fd, (void *)&dial_to.address, dial_to.length) || listen(fd, 4096))
 		fail("hold listen");
-	for (int i = 0; i < hold_count; i++) {
+	for (int i = 0; i < connections; i++) {
 		connect_to(dial());
 		if (accept(fd, 0, 0) < 0)
 			fail("hold accept");
 	}
-	printf("{\"count\": %d}\n", hold_count);
+	printf("{\"count\": %d}\n", connections);
 	fflush(stdout);
 	while (read(0, buffer, 1) > 0)
 		;
@@ -401,7 +402,7 @@ static void print_percentiles(const char *prefix, uint32_t *samples, uint64_t n)
 static void report(struct results *all, uint64_t client_cpu, uint64_t server_cpu,
 		   uint64_t switches)
 {
-	uint64_t started = UINT64_MAX, ended = 0, count = 0, bytes = 0, kept = 0, at = 0;
+	uint64_t started = UINT64_MAX, ended = 0, count = 0, extra = 0, bytes = 0, kept = 0, at = 0;
 	uint32_t *connect_ns, *reply_ns;
 
 	for (int i = 0; i < clients; i++) {
@@ -410,12 +411,13 @@ static void report(struct results *all, uint64_t client_cpu, uint64_t server_cpu
 		started = r->started < started ? r->started : started;
 		ended = r->ended > ended ? r->ended : ended;
 		count += r->count;
+		extra += r->extra;
 		bytes += r->bytes;
 		kept += r->kept;
 	}
 	printf("{\"count\": %llu, \"total\": %llu, \"elapsed_ns\": %llu, \"bytes\": %llu, "
 	       "\"client_cpu_ns\": %llu, \"server_cpu_ns\": %llu, \"client_switches\": %llu",
-	       (unsigned long long)count, (unsigned long long)(count + clients * WARM_UP),
+	       (unsigned long long)count, (unsigned long long)(count + extra),
 	       (unsigned long long)(ended - started),
 	       (unsigned long long)bytes, (unsigned long long)client_cpu,
 	       (unsigned long long)server_cpu, (unsigned long long)switches);
@@ -430,7 +432,7 @@ static void report(struct results *all, uint64_t client_cpu, uint64_t server_cpu
 			at += all[i].kept;
 		}
 		print_percentiles("", connect_ns, kept);
-		if (exchange)
+		if (exchange || !strcmp(mode, "open"))
 			print_percentiles("reply_", reply_ns, kept);
 	}
 	printf("}\n");
@@ -446,10 +448,10 @@ static void parse(int argc, char **argv)
 {
 	errno = EINVAL;
 	if (argc < 2)
-		fail("usage: load conn|rtt|bulk|hold KEY=VALUE...");
+		fail("usage: load conn|rtt|bulk|hold|open|up|down|trips|idle KEY=VALUE...");
 	mode = argv[1];
 	if (strcmp(mode, "conn") && strcmp(mode, "rtt") && strcmp(mode, "bulk") &&
-	    strcmp(mode, "hold"))
+	    strcmp(mode, "hold") && !is_many(mode))
 		fail("mode %s", mode);
 	for (int i = 2; i < argc; i++) {
 		char *value = strchr(argv[i], '=');
@@ -486,7 +488,7 @@ static void parse(int argc, char **argv)
 		else if (KEY("batch"))
 			server_side.batch = atoi(value);
 		else if (KEY("count"))
-			hold_count = atoi(value);
+			connections = atoi(value);
 		else
 			fail("unknown key %s", argv[i]);
 #undef KEY
@@ -498,6 +500,8 @@ static void parse(int argc, char **argv)
 		fail("clients %d", clients);
 	if (size < 1 || size > BUFFER)
 		fail("size %d", size);
+	if (connections < 1)
+		fail("count %d", connections);
 }
 
 int main(int argc, char **argv)
@@ -528,6 +532,12 @@ int main(int argc, char **argv)
 		errno = ECHILD;
 		if (server < 0 || read(ready[0], &byte, 1) != 1)
 			fail("server");
+	}
+	if (!strcmp(mode, "idle")) {
+		idle();
+		if (server)
+			kill(server, SIGKILL);
+		return 0;
 	}
 	for (int i = 0; i < clients; i++) {
 		pids[i] = fork();

@@ -94,6 +94,21 @@ def test_reading() -> None:
     }
 
 
+def test_relay() -> None:
+    document = run("relay", "--only", "bulk", "--only", "trips", "--only", "connections")
+    scenes = shapes(document)
+    assert len(scenes) == 9
+    assert all(found == {"direct", "haproxy", "ztunnel"} for found in scenes.values())
+    assert len(document["floors"]) == 15
+
+
+def test_relay_of_idle_connections() -> None:
+    document = run("relay", "--only", "idle")
+    assert shapes(document) == {"idle connections": {"haproxy", "ztunnel"}}
+    held = {r["median"] for r in document["rows"] if r["measure"] == "held, and alive after it"}
+    assert held == {2000}
+
+
 def test_told_to_stop_it_leaves_nothing() -> None:
     argv = [sys.executable, "-m", "bench.capture", "--only", "kernel"]
     with subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bench._run import failure, in_turn, parse
@@ -45,6 +47,19 @@ def test_what_cannot_mean_anything_exits_2(
         parse("capture", "about", SECTIONS, argv)
     assert error.value.code == 2
     assert "./dev bench capture" in capsys.readouterr().err
+
+
+def test_a_picture_is_made_where_it_can_be() -> None:
+    options, _ = parse("relay", "about", ("bulk",), ["--plot", "x.png"], plots=True)
+    assert options.plot == Path("x.png")
+    options, _ = parse("relay", "about", ("bulk",), [], plots=True)
+    assert options.plot is None
+
+
+def test_no_picture_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("stats", "about", ("cost",), ["--plot", "x.png"])
+    assert "--plot" in capsys.readouterr().err
 
 
 def test_each_round_begins_with_another_variant() -> None:
