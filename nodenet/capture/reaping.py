@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import socket
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Final
 
 from nodenet import abi
 from nodenet.abi import PodFlag
@@ -39,8 +41,12 @@ __all__ = [
     "proxied_inbound",
     "reap",
     "remember_routes",
+    "remove_dead_sockets",
     "remove_everything",
 ]
+
+#: For a process on this host to take a connection.
+_PROBE_SECONDS: Final = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -170,6 +176,7 @@ def remove_everything(instance: Instance, maps: Mapping[str, Map] | None) -> lis
     # the lock file goes while it is held; another process that waits for it notices
     (instance.run / "capture.lock").unlink(missing_ok=True)
     _remove_free_locks(instance.run)
+    remove_dead_sockets(instance.run)
     with contextlib.suppress(OSError):
         instance.run.rmdir()
     with contextlib.suppress(NodenetError):
@@ -215,6 +222,17 @@ def _remove_free_locks(directory: Path) -> None:
         with contextlib.suppress(OSError), path.open("r+b") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)
+
+
+def remove_dead_sockets(directory: Path) -> None:
+    """Removes the sockets nobody answers at: those of proxies that were killed."""
+    for path in directory.glob("*.sock"):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(_PROBE_SECONDS)
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
 
 
 def _remove_files(directory: Path) -> None:
