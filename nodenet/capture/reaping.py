@@ -227,6 +227,8 @@ def _remove_free_locks(directory: Path) -> None:
 def remove_dead_sockets(directory: Path) -> None:
     """Removes the sockets nobody answers at: those of proxies that were killed."""
     for path in directory.glob("*.sock"):
+        if not path.is_socket():  # connecting to a file is refused as well
+            continue
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(_PROBE_SECONDS)
             try:
