@@ -72,6 +72,7 @@ class Connection(Incoming):
         "_handler",
         "_nuisance",
         "acknowledged",
+        "fault",
     )
 
     def __init__(
@@ -88,6 +89,8 @@ class Connection(Incoming):
         self._nuisance = Nuisance(clock)
         self.acknowledged = False
         """The peer has acknowledged our SETTINGS."""
+        self.fault: H2Error | None = None
+        """How the peer ended the connection; known before the receivers are told."""
         self._decoder = Decoder(self._max_block)
         self._continuations = 0
         #: Answers queued since the outbox was written, as far as can be seen: it has become shorter
@@ -481,12 +484,13 @@ class Connection(Incoming):
             if not stream.closed:
                 receiver = stream.receiver
                 self._forget(stream)
-                stream.taken = stream.received
                 receiver.reset(code)
         self._partial.clear()
         self._block = None
+        self._starved = False  # nothing is granted any more
 
     def _die(self, error: H2Error) -> None:
+        self.fault = error
         self.goaway(error.code, self._last_peer, error.text.encode())
         self.lost(error.code)
 

@@ -109,6 +109,14 @@ def test_the_peer_may_end_with_the_request(server: Play) -> None:
     assert server.connection.active == 0
 
 
+def test_the_end_of_one_stream_is_not_the_end_of_another(server: Play) -> None:
+    server.opens(1)
+    server.opens(3)
+    server.receives(data(1, end=True)).emits("ended 1")
+    server.receives(data(3, b"a" * 50), data(3, b"b" * 50, pad=3))
+    server.emits("data 3 " + "a" * 50 + "b" * 50)
+
+
 def test_data_may_come_before_the_answer(server: Play) -> None:
     server.receives(connect(1), data(1, b"early")).emits("request 1 CONNECT a:1", "data 1 early")
     server.receives(data(1, end=True)).emits("ended 1")
@@ -314,6 +322,12 @@ def test_a_peer_that_shrinks_its_table_is_told_that_we_know(chunk: int) -> None:
     client.sends(frame(1, 4, 3, CONNECT_BYTES))
 
 
+def test_a_table_that_is_not_smaller_is_nothing_to_tell(chunk: int) -> None:
+    client = Play(Role.CLIENT, peer=((1, 4096), (1, 65_536)), chunk=chunk)
+    client.connection.open(CONNECT)
+    client.sends(frame(1, 4, 1, CONNECT_BYTES))
+
+
 # -- PING and the end ----------------------------------------------------------------------------
 
 
@@ -357,6 +371,8 @@ def test_goaway_from_a_server(client: Play) -> None:
     assert client.connection.going_away
     assert not client.connection.can_open()
     client.receives(data(1, b"goes on")).emits("data 1 goes on")
+    # a server that goes on with the other one too does no harm
+    client.receives(headers(3, ":status=200"), data(3, b"x"), data(3, end=True))
 
 
 def test_goaway_with_an_error(server: Play) -> None:
@@ -372,7 +388,7 @@ def test_goaway_from_a_client(server: Play) -> None:
 
 
 def test_a_lost_transport_resets_everything(server: Play) -> None:
-    server.opens(1)
+    stream = server.opens(1)
     server.opens(3)
     server.connection.lost()
     server.connection.lost()
@@ -381,6 +397,9 @@ def test_a_lost_transport_resets_everything(server: Play) -> None:
     server.connection.ping(b"01234567")
     server.connection.goaway()
     server.connection.shutdown()
+    server.connection.consumed(stream, 5)
+    server.connection.end(stream)
+    server.connection.reset(stream)
 
 
 class Leaver(Play):

@@ -121,6 +121,14 @@ def test_the_connection_ends(server: Play, code: ErrorCode, raw: bytes) -> None:
     server.dies(code, raw)
 
 
+@pytest.mark.parametrize("other", [data(1, b"x"), window_update(1, 1), connect(5)])
+def test_a_header_block_is_interrupted(server: Play, other: bytes) -> None:
+    """By frames that would be fine at any other time."""
+    server.opens(1)
+    server.dies(PROTOCOL, frame(1, 0, 3, b"\x82"), other)
+    server.emits("reset 1 PROTOCOL_ERROR")
+
+
 def test_padding_larger_than_data(server: Play) -> None:
     server.opens(1)
     server.dies(PROTOCOL, frame(0, 8, 1, b"\x04abc"))
@@ -247,6 +255,13 @@ def test_data_on_a_closed_stream(server: Play) -> None:
     server.sends(data(1, end=True))
     server.receives(window_update(1, 5), rst(1, 0))  # these may cross the end
     server.receives(data(1, b"x")).sends(rst(1, ErrorCode.STREAM_CLOSED))
+
+
+def test_data_after_a_reset_that_crossed_ours(server: Play) -> None:
+    """The peer has reset the stream as well: it is not indulged any longer."""
+    server.connection.reset(server.opens(1))
+    server.sends(rst(1, 8))
+    server.receives(rst(1, 8), data(1, b"x")).sends(rst(1, ErrorCode.STREAM_CLOSED))
 
 
 @pytest.mark.parametrize("closed", [1, 3])

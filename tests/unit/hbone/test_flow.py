@@ -149,6 +149,11 @@ def test_near_the_limit_small_credit_waits_for_more() -> None:
     server.sends()
     server.connection.consumed(stream, 16 * 1024 - 1000)
     server.sends(window_update(0, 16 * 1024))
+    # but not when the window is used up and nobody may consume for long
+    server.connection.consumed(stream, 1000)
+    server.sends()
+    stream = server.opens(3)
+    server.receives(data(3, payload(16 * 1024 + 100))).sends(window_update(0, 1000))
 
 
 def test_a_reset_brings_held_credit_back() -> None:
@@ -188,6 +193,9 @@ def test_tiny_windows_go_on(window: int) -> None:
     for _ in range(20):
         server.receives(data(1, b"x"))
         assert stream.recv_window > 0
+        server.sends_anything()
+        server.connection.consumed(stream, 0)
+        server.sends()
 
 
 # -- sending -------------------------------------------------------------------------------------
