@@ -148,6 +148,13 @@ class ClientConnection:
         """Streams open now."""
         return 0 if self._core is None else self._core.active
 
+    @property
+    def failure(self) -> NodenetError | None:
+        """Why its streams are lost; None while they are not."""
+        if self.error is None and self.transport is not None:
+            return self.transport.failure
+        return self.error
+
     def has_room(self) -> bool:
         """Whether one more stream may be opened or wait for it."""
         core, limit = self._core, self._pool.max_streams
@@ -188,7 +195,7 @@ class ClientConnection:
     def ended(self) -> None:
         """One of its streams has ended (told by the stream's owner)."""
         core = self._core
-        if core is None or core.active or self.error is not None:
+        if core is None or core.closed or core.active or self.error is not None:
             return
         if self.usable:
             self._pool.timers.idle.discard(self)
@@ -379,10 +386,12 @@ class _Unanswered:
 
     def reset(self, code: int) -> None:
         """The peer does not want it, or is gone."""
-        error = self._connection.error
-        if error is None:
-            error = ConnectFailed(f"h2 failed: stream reset by the peer: {code_name(code)}")
-        self._opener.refused(error, code in _UNTOUCHED or self._connection.error is not None)
+        lost = self._connection.failure
+        if lost is not None:
+            self._opener.refused(lost, True)
+            return
+        error = ConnectFailed(f"h2 failed: stream reset by the peer: {code_name(code)}")
+        self._opener.refused(error, code in _UNTOUCHED)
 
     def writable(self) -> None:
         """Nothing is written yet."""

@@ -159,7 +159,7 @@ class InboundFlow:
     def reset(self, code: int) -> None:
         """See `hbone.connection.Receiver`."""
         transport = self.peer.transport
-        lost = None if transport is None else transport.error
+        lost = None if transport is None else transport.failure
         self._over(lost or Withdrawn(f"h2 failed: stream reset by the peer: {code_name(code)}"))
 
     def writable(self) -> None:

@@ -14,7 +14,7 @@ from nodenet.agents.ztunnel.flow_facts import INBOUND
 from nodenet.agents.ztunnel.inbound import InboundFlow, UpstreamFailed
 from nodenet.agents.ztunnel.poller import STREAM
 from nodenet.agents.ztunnel.relay import reset_on_close
-from nodenet.agents.ztunnel.transport import Transport
+from nodenet.agents.ztunnel.transport import H2Failed, Transport
 from nodenet.errors import NodenetError
 from nodenet.hbone.connection import Connection
 from nodenet.hbone.headers import Request, Response
@@ -125,10 +125,12 @@ class InboundPeer:
         """See `transport.Owner`."""
         self.pod.context.peer_idle.discard(self)
         core, self._core = self._core, None
-        if core is None:
-            self.pod.telemetry.handshake_failed(INBOUND, error)
+        if core is None or isinstance(error, H2Failed):
+            # its tunnels have lines of their own, but there may be none
             self.pod.telemetry.failed(self.client, self.local, INBOUND, error.message)
-        else:
+        if core is None or not core.greeted:
+            self.pod.telemetry.handshake_failed(INBOUND, error)
+        if core is not None:
             core.lost()
         self.pod.peer_ended(self)
 
@@ -188,5 +190,7 @@ class InboundPeer:
 
     def _close_if_done(self) -> None:
         core, transport = self._core, self.transport
-        if core is not None and transport is not None and core.going_away and not core.active:
+        if core is None or transport is None or core.closed:
+            return
+        if core.going_away and not core.active:
             transport.close()

@@ -69,7 +69,7 @@ class InnerTransport(Transport):
 
     def reset(self, code: int) -> None:
         """See `hbone.connection.Receiver`."""
-        lost = self._outer.error
+        lost = self._outer.failure
         self.abort(lost or TransportLost(f"h2 failed: stream reset by the peer: {code_name(code)}"))
 
     def writable(self) -> None:

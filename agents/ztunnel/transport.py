@@ -209,6 +209,14 @@ class Transport:
         """Something was read since the last PING."""
         self._waiting: deque[Waiter] = deque()
 
+    @property
+    def failure(self) -> NodenetError | None:
+        """Why its streams are lost; None while they are not."""
+        core = self.core
+        if self.error is None and core is not None and core.fault is not None:
+            return H2Failed(f"h2 failed: {core.fault.text}")  # about to be over
+        return self.error
+
     def start(self) -> None:
         """Begins the handshake. The poller tells this object about the socket already."""
         self._wires.handshakes.add(self)

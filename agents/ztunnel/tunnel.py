@@ -179,7 +179,7 @@ class Tunnel:
             return
         self._give_pending()
         reset_on_close(self._sock)
-        lost = self._transport.error
+        lost = self._transport.failure
         self._finish(lost or TunnelError(f"h2 failed: stream reset by the peer: {code_name(code)}"))
 
     def writable(self) -> None:
