@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from nodenet.abi import HBONE_PORT, INBOUND_PORT, OUTBOUND_PORT
@@ -248,9 +248,14 @@ class ProxySource:
             refused=refused,
             dials_failed=dials,
             reset=reset,
+            crl_rejections=self._crl_rejections(),
             certificates={state: states[state] for state in _STATES},
             mesh=self.counts(),
         )
+
+    def _crl_rejections(self) -> Mapping[str, int] | None:
+        revocation = None if self._member is None else self._member.mesh.revocation
+        return None if revocation is None else revocation.rejections
 
     def _pooled(self) -> Iterator[tuple[str, ClientConnection]]:
         for served in self._worker.served():
