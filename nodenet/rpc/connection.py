@@ -145,7 +145,8 @@ class Connection:
     @property
     def pending(self) -> bool:
         """Whether `flush` would return something now."""
-        return bool(self._outbox) or (bool(self._ready) and not self.congested)
+        may_send = not self.congested and self._send_window > 0
+        return bool(self._outbox) or (may_send and bool(self._ready))
 
     def flush(self) -> list[Buffer]:
         """What to write now, at most about `Limits.flush_bytes` of payload.
@@ -562,22 +563,25 @@ class Connection:
             budget -= sent
             if call.over or call._queued:
                 continue
-            if call._out and call._send_window <= 0:
-                continue  # the peer's WINDOW_UPDATE puts it back
-            if call._out and self._send_window <= 0:
+            if not (call._out or call.wants):
+                if call._end is not None:
+                    self._send_end(call)
+            elif call._send_window <= 0:
+                pass  # the peer's WINDOW_UPDATE puts it back
+            elif self._send_window <= 0:
                 call._queued = True
                 ready.appendleft(call)
                 return
-            if call._out or call.wants:
+            else:
                 call._queued = True
                 ready.append(call)
-            elif call._end is not None:
-                self._send_end(call)
 
     def _send_some(self, call: Call, budget: int) -> int:
         """Sends up to ``budget`` bytes of a call's messages; how many it were."""
         sent = 0
         while sent < budget:
+            if self._send_window <= 0 or call._send_window <= 0:
+                return sent  # nor is the owner asked for what could not go
             while call.wants and call._out_bytes < _GATHER_BYTES:
                 pieces = call.handler.pull()
                 if call.over:

@@ -168,6 +168,27 @@ def test_what_is_pulled_waits_with_its_owner_while_nothing_is_taken() -> None:
     assert len(ours.messages) == 50
 
 
+def test_a_shut_window_is_waited_for_in_silence() -> None:
+    for of_connection in (False, True):
+        pair = Pair()
+        call, ours, _, handler = pair.open()
+        if of_connection:
+            pair.client._send_window = 0
+        else:
+            call._send_window = 0
+        ours.outgoing.append(b"pulled")
+        call.want()
+        assert pair.client.flush() == [] and not pair.client.pending
+        assert len(ours.outgoing) == 1, "nobody is asked for what could not go"
+        pair.server._control(frames.window_update(0 if of_connection else 1, 100))
+        pair.run()
+        assert handler.messages == [b"pulled"]
+        call._send_window = 0
+        call.end()
+        pair.run()
+        assert handler.told[-1] == "ended", "the end needs no window"
+
+
 def test_nothing_of_a_call_is_sent_while_congested() -> None:
     pair = Pair()
     call, _, _, handler = pair.open()
