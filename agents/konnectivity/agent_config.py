@@ -153,9 +153,7 @@ def _check(flags: Parsed) -> None:
         raise UsageError("--enable-contention-profiling needs --enable-profiling too")
     interval, cap = flags.seconds("sync-interval"), flags.seconds("sync-interval-cap")
     if not 0 < interval <= cap:
-        raise UsageError(
-            f"--sync-interval of {interval:g} s is not within 0 and the cap, {cap:g} s"
-        )
+        raise UsageError(f"--sync-interval of {interval:g} s is not below its cap, {cap:g} s")
     if flags.seconds("drain-timeout") < 0:
         raise UsageError("--drain-timeout is negative")
     if flags.text("server-count-source") not in ("", "default", "max"):

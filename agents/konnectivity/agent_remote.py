@@ -6,15 +6,12 @@ for a message, so there is neither a transport nor a task nor a buffer for an id
 
 from __future__ import annotations
 
-import array
 import asyncio
 import errno
-import fcntl
 import logging
 import os
 import select
 import socket
-import termios
 from _socket import socket as RawSocket
 from collections import deque
 from collections.abc import Sequence
@@ -36,8 +33,11 @@ NEXT_ADDRESS_SECONDS: Final = 0.3
 #: Silence after which a remote is asked for a sign of life, and between two such questions
 #: (Go's dialler: net.Dialer.KeepAlive).
 KEEPALIVE_SECONDS: Final = 15
-#: For a remote to take what a closed tunnel still owes it, and then to end itself.
+#: For a remote to take what a closed tunnel still owes it.
 LEAVE_SECONDS: Final = 30.0
+#: For it to end itself after our FIN, and what it may say until then.
+GOODBYE_SECONDS: Final = 5.0
+GOODBYE_BYTES: Final = 256 * 1024
 #: What all closed tunnels together may owe; above it the oldest is cut.
 LEAVE_BYTES: Final = 64 * 1024 * 1024
 
@@ -64,6 +64,7 @@ class Sockets:
         self.dialling = Deadlines[Remote](loop, DIAL_SECONDS, _dial_expired)
         self.slow_addresses = Deadlines[Remote](loop, NEXT_ADDRESS_SECONDS, _address_slow)
         self.leaving = Deadlines[Remote](loop, LEAVE_SECONDS, _leave_expired)
+        self.ending = Deadlines[Remote](loop, GOODBYE_SECONDS, _leave_expired)
         self.leaving_bytes = 0
         self.owing: dict[Remote, None] = {}
         """Closed tunnels that still owe bytes, oldest first."""
@@ -74,7 +75,7 @@ class Sockets:
         """Ends delivery and timers. The streams must have given up their remotes."""
         for remote in list(self.owing):
             remote.abort()
-        for deadlines in (self.dialling, self.slow_addresses, self.leaving):
+        for deadlines in (self.dialling, self.slow_addresses, self.leaving, self.ending):
             deadlines.close()
         self.resolver.close()
         self.poller.close()
@@ -104,9 +105,11 @@ class Remote:
         "_ending",
         "_error",
         "_fin_sent",
+        "_heard",
         "_network",
         "_owed",
         "_owed_bytes",
+        "_said_goodbye",
         "_sockets",
         "_state",
         "_tunnel",
@@ -132,7 +135,9 @@ class Remote:
         self.fd = -1
         self.sock: RawSocket | None = None
         self._state = _DIALLING
-        self._ending = self._fin_sent = False
+        self._ending = self._fin_sent = self._said_goodbye = False
+        self._heard = 0
+        """Bytes the remote sent after our FIN."""
         self._error: OSError | None = None
         """Of the first address that failed: that is the one users know."""
         self._addresses: deque[Address] = deque()
@@ -309,7 +314,7 @@ class Remote:
         if self._owed:
             sockets.leaving_bytes += self._owed_bytes
             sockets.owing[self] = None
-        if not self._leave_on():
+        if not self._leave_on() and not self._said_goodbye:
             sockets.leaving.add(self)
         while sockets.leaving_bytes > LEAVE_BYTES:
             next(iter(sockets.owing)).abort()
@@ -327,8 +332,8 @@ class Remote:
     def _leave_on(self) -> bool:
         """Writes what is owed, then waits for the remote's end; whether the socket is closed now.
 
-        close() while the remote still sends becomes a reset, and a reset drops what the kernel has
-        not delivered yet. So it waits until all is delivered, or the remote has ended.
+        close() while the remote still sends becomes a reset, and a reset makes a remote lose what
+        it has not read yet. So it gets a FIN and some time to end by itself.
         """
         sock = self.sock
         if sock is None:
@@ -342,16 +347,22 @@ class Remote:
                     return False
                 self._owed.popleft()
                 self._paid(sent)
-            if self._tunnel.remote_ended or not _undelivered(self.fd):
+            if self._tunnel.remote_ended:
                 self._close()
                 return True
             if not self._fin_sent:
                 self.shut()
-            while True:
+            if not self._said_goodbye:
+                self._said_goodbye = True
+                self._sockets.leaving.discard(self)
+                self._sockets.ending.add(self)
+            while self._heard < GOODBYE_BYTES:
                 count = len(sock.recv(_DISCARD_BYTES, socket.MSG_DONTWAIT))
-                if not count or not _undelivered(self.fd):
-                    self._close()
-                    return True
+                if not count:
+                    break
+                self._heard += count
+            self._close()
+            return True
         except BlockingIOError:
             return False
         except OSError as error:
@@ -380,6 +391,7 @@ class Remote:
         self._state = _CLOSED
         sockets = self._sockets
         sockets.leaving.discard(self)
+        sockets.ending.discard(self)
         sockets.owing.pop(self, None)
         sockets.leaving_bytes -= self._owed_bytes
         self._owed.clear()
@@ -458,13 +470,6 @@ _DIALLING: Final = "dialling"
 _UP: Final = "up"
 _LEAVING: Final = "leaving"
 _CLOSED: Final = "closed"
-
-
-def _undelivered(fd: int) -> int:
-    """Bytes the peer's kernel has not acknowledged, a FIN counted as one (SIOCOUTQ, tcp(7))."""
-    found = array.array("i", [0])
-    fcntl.ioctl(fd, termios.TIOCOUTQ, found)
-    return found[0]
 
 
 def _dial_expired(remote: Remote) -> None:

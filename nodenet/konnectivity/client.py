@@ -11,6 +11,8 @@ server's ``--mode`` is, over a Unix socket or mTLS TCP. Upstream's client is kon
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,6 +177,9 @@ def explain(error: BaseException) -> str:
         return f"TLS: {(error.reason or str(error)).lower().replace('_', ' ')}"
     if isinstance(error, TimeoutError):
         return "no answer in time"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
+    if isinstance(error, socket.gaierror):
+        return (error.strerror or str(error)).lower()
+    if isinstance(error, OSError) and error.errno:
+        # asyncio puts its own words in the place of the system's
+        return os.strerror(error.errno).lower()
     return str(error) or type(error).__name__

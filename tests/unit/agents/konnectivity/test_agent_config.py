@@ -1,0 +1,124 @@
+"""The agent's flags: upstream's defaults and refusals, and ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from nodenet.agents.konnectivity.agent_config import FLAGS, AgentConfig, load
+from nodenet.errors import UsageError
+from nodenet.konnectivity.go_flags import KLOG
+from tests.interop.certificates import Certificates
+
+
+def config(certs: Certificates, *flags: str, env: Mapping[str, str] | None = None) -> AgentConfig:
+    return load([f"--ca-cert={certs.ca}", *flags], env or {})
+
+
+def test_defaults_are_upstreams(certs: Certificates) -> None:
+    found = config(certs)
+    assert (found.server_host, found.server_port) == ("127.0.0.1", 8091)
+    assert (found.health_host, found.health_port) == ("", 8093)
+    assert (found.admin_host, found.admin_port) == ("127.0.0.1", 8094)
+    assert (found.sync_interval, found.sync_interval_cap) == (1.0, 10.0)
+    assert (found.lease_namespace, found.lease_selector) == (
+        "kube-system",
+        "k8s-app=konnectivity-server",
+    )
+    assert not (found.sync_forever or found.count_leases or found.profiling)
+    assert found.count_source == "default" and found.cert is None
+    assert len(found.agent_id) == 36, "a random UUID"
+
+
+UPSTREAM = """admin-bind-address admin-server-port agent-cert agent-id agent-identifiers agent-key
+alpn-proto ca-cert count-server-leases enable-contention-profiling enable-profiling
+health-server-host health-server-port keepalive-time kube-api-content-type kubeconfig lease-label
+lease-label-selector lease-namespace probe-interval proxy-server-host proxy-server-port
+server-count-source service-account-token-path sync-forever sync-interval sync-interval-cap
+warn-on-channel-limit xfr-channel-size""".split()
+
+
+def test_every_flag_of_upstream_is_taken() -> None:
+    assert set(UPSTREAM) <= {flag.name for flag in FLAGS}
+    assert not set(KLOG) & {flag.name for flag in FLAGS}
+
+
+def test_a_command_line_as_manifests_have_it(certs: Certificates, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("t")
+    found = config(
+        certs,
+        "--logtostderr=true",
+        "--v=4",
+        f"--agent-cert={certs.client.cert}",
+        f"--agent-key={certs.client.key}",
+        "--proxy-server-host=konnectivity.example",
+        "--proxy-server-port=443",
+        "--alpn-proto=[konnectivity]",
+        "--admin-server-port=8133",
+        "--health-server-port=8134",
+        f"--service-account-token-path={token}",
+        "--agent-identifiers=host=n1&default-route=true",
+        "--sync-interval=5s",
+        "--sync-interval-cap=30s",
+        "--probe-interval=5s",
+        "--keepalive-time=30s",
+        "--sync-forever",
+        "--count-server-leases=false",
+        "--server-count-source=max",
+        "--lease-label=a=b",
+        "--xfr-channel-size=200",
+        env={"PROXY_AGENT_ID": "node-1"},
+    )
+    assert found.agent_id == "node-1"
+    assert found.server_host == "konnectivity.example" and found.alpn == ("konnectivity",)
+    assert found.keepalive == 30.0 and found.sync_forever and found.count_source == "max"
+    assert found.lease_selector == "a=b" and found.token_path == token
+    assert found.ignored == ("--logtostderr=true", "--v=4")
+
+
+def test_the_flag_wins_over_the_environment(certs: Certificates) -> None:
+    assert config(certs, "--agent-id=a", env={"PROXY_AGENT_ID": "b"}).agent_id == "a"
+
+
+def test_a_keepalive_that_a_go_server_counts_as_abuse_is_raised(certs: Certificates) -> None:
+    assert config(certs, "--keepalive-time=1s").keepalive == 10.0
+    assert config(certs).keepalive == 35.0
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--agent-cert={cert}"], "--agent-cert and --agent-key need each other"),
+        (["--agent-key={key}"], "--agent-cert and --agent-key need each other"),
+        (["--agent-cert=/nope"], "--agent-cert=/nope: no such file"),
+        (["--service-account-token-path=/nope"], "--service-account-token-path=/nope: no such"),
+        (["--proxy-server-port=0"], "--proxy-server-port=0: not a port"),
+        (["--health-server-port=65536"], "--health-server-port=65536: not a port"),
+        (["--xfr-channel-size=0"], "--xfr-channel-size must be greater than 0"),
+        (["--enable-contention-profiling"], "--enable-contention-profiling needs"),
+        (["--sync-interval=11s"], "--sync-interval of 11 s is not below its cap, 10 s"),
+        (["--sync-interval=0"], "--sync-interval of 0 s"),
+        (["--server-count-source=min"], "--server-count-source is neither default nor max"),
+        (["--agent-identifiers=hosts=a"], "--agent-identifiers: unknown address type: hosts"),
+        (["--agent-identifiers=uid=a"], "--agent-identifiers: unknown address type: uid"),
+        (["--agent-identifiers=host=a;b"], "--agent-identifiers: fail to parse url"),
+        (["--agent-identifiers=host=%zz"], "--agent-identifiers: fail to parse url"),
+        (["--agent-id=nöde"], "--agent-id='nöde': only printable ASCII travels"),
+        (["--proxy-server-host="], "--proxy-server-host is empty"),
+        (["--drain-timeout=-1s"], "--drain-timeout is negative"),
+    ],
+)
+def test_refusals(certs: Certificates, flags: Sequence[str], text: str) -> None:
+    files = {"cert": str(certs.client.cert), "key": str(certs.client.key)}
+    with pytest.raises(UsageError) as caught:
+        config(certs, *(flag.format(**files) for flag in flags))
+    assert caught.value.message.startswith(text)
+
+
+def test_the_ca_is_needed() -> None:
+    with pytest.raises(UsageError) as caught:
+        load([], {})
+    assert caught.value.message == "--ca-cert is missing"

@@ -1,0 +1,455 @@
+"""One stream to a server: what the agent says, how it dials, how it ends. Real sockets and TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from nodenet.agents.konnectivity import agent_remote
+from nodenet.agents.konnectivity.agent_set import ClientSet
+from nodenet.konnectivity.extensions import NONE, OURS, Extensions
+from nodenet.konnectivity.packets import (
+    CloseDial,
+    CloseResponse,
+    Data,
+    DialRequest,
+    DialResponse,
+    Drain,
+    HalfClose,
+    Window,
+)
+from tests.interop.certificates import Certificates
+from tests.unit.agents.konnectivity.agent_scene import (
+    FakeServer,
+    Stream,
+    agent,
+    config_for,
+    run,
+    token_file,
+    until,
+)
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    certs: Certificates, *flags: str, peer: Extensions = OURS
+) -> AsyncIterator[tuple[Stream, ClientSet]]:
+    """A server's view of an agent, and the agent."""
+    server = FakeServer("s1", peer=peer)
+    await server.start(certs)
+    try:
+        async with agent(config_for(certs, server.port, *flags)) as clients:
+            await until(lambda: clients.ready == 1, "the agent is connected")
+            yield server.streams[0], clients
+    finally:
+        await server.stop()
+
+
+@contextlib.asynccontextmanager
+async def listening(host: str = "127.0.0.1") -> AsyncIterator[tuple[str, asyncio.Queue[Peer]]]:
+    """A remote's address and the connections that came."""
+    peers: asyncio.Queue[Peer] = asyncio.Queue()
+    made: list[Peer] = []
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        made.append(Peer(reader, writer))
+        peers.put_nowait(made[-1])
+
+    server = await asyncio.start_server(accept, host, 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        yield (f"[{host}]:{port}" if ":" in host else f"{host}:{port}"), peers
+    finally:
+        server.close()
+        for peer in made:
+            peer.cut()
+        await asyncio.sleep(0.01)  # for the transports to close
+
+
+class Peer:
+    """One connection at a remote."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def cut(self) -> None:
+        self.writer.transport.abort()
+
+
+# -- what it says ---------------------------------------------------------------------------------
+
+
+def test_what_an_agent_says_of_itself(certs: Certificates, tmp_path: Path) -> None:
+    async def work() -> None:
+        token = token_file(tmp_path, "secret\n")
+        flags = (
+            f"--service-account-token-path={token}",
+            "--agent-identifiers=host=n1&ipv4=1.2.3.4",
+        )
+        async with connected(certs, *flags) as (stream, _):
+            said = stream.metadata
+            assert said["agentid"] == "agent-1"
+            assert said["agentidentifiers"] == "host=n1&ipv4=1.2.3.4"
+            assert said["authorization"] == "Bearer secret", "without the newline of the file"
+            assert said["nodenet-extensions"] == OURS.text()
+            assert stream.call.path == "/AgentService/Connect"
+
+    run(work())
+
+
+def test_without_a_token_none_is_said(certs: Certificates) -> None:
+    async def work() -> None:
+        async with connected(certs) as (stream, _):
+            assert "authorization" not in stream.metadata
+            assert stream.metadata["agentidentifiers"] == ""
+
+    run(work())
+
+
+# -- dials ----------------------------------------------------------------------------------------
+
+
+def test_a_tunnel_there_and_back(certs: Certificates) -> None:
+    async def work() -> None:
+        async with connected(certs) as (stream, clients), listening() as (address, peers):
+            tunnel = await stream.connect(address)
+            peer = await peers.get()
+            stream.send(Data(tunnel, b"question"))
+            assert await peer.reader.readexactly(8) == b"question"
+            peer.writer.write(b"answer")
+            assert await stream.bytes_of(tunnel, 6) == b"answer"
+            stream.close(tunnel)
+            assert await stream.next() == CloseResponse("", tunnel)
+            assert await peer.reader.read() == b""
+            await until(lambda: not clients.tunnels, "nothing is left")
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("address", "error"),
+    [
+        ("127.0.0.1:{closed}", "dial tcp 127.0.0.1:{closed}: connect: connection refused"),
+        ("[::1]:{closed}", "dial tcp [::1]:{closed}: connect: connection refused"),
+        ("localhost:{closed}", "dial tcp localhost:{closed}: connect: connection refused"),
+        ("nobody.invalid:80", "dial tcp: lookup nobody.invalid: "),
+        (f"{'x' * 70}.invalid:80", f"dial tcp: lookup {'x' * 70}.invalid: no such host"),
+        ("127.0.0.1", "dial tcp: address 127.0.0.1: missing port in address"),
+    ],
+)
+def test_dials_that_fail(certs: Certificates, address: str, error: str) -> None:
+    async def work() -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            closed = probe.getsockname()[1]
+        async with connected(certs) as (stream, _):
+            stream.send(DialRequest("tcp", address.format(closed=closed), 9))
+            answer = await stream.next()
+            assert isinstance(answer, DialResponse) and answer.random == 9
+            assert answer.error.startswith(error.format(closed=closed))
+
+    run(work())
+
+
+@contextlib.contextmanager
+def black_hole() -> Iterator[str]:
+    """An address that answers no SYN, as a host behind a firewall: its backlog is full."""
+    with contextlib.ExitStack() as stack:
+        hole = stack.enter_context(socket.socket())
+        hole.bind(("127.0.0.1", 0))
+        hole.listen(0)
+        where = hole.getsockname()
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(where)
+        yield f"127.0.0.1:{where[1]}"
+
+
+def test_a_black_hole_ends_in_time_and_holds_nobody_up(
+    certs: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert agent_remote.DIAL_SECONDS == 5.0, "as upstream"
+    monkeypatch.setattr(agent_remote, "DIAL_SECONDS", 1.0)
+
+    async def work() -> None:
+        with black_hole() as hole:
+            async with connected(certs) as (stream, _), listening() as (address, _):
+                loop = asyncio.get_running_loop()
+                began = loop.time()
+                stream.send(DialRequest("tcp", hole, 1))
+                await stream.connect(address, 2)
+                assert loop.time() - began < 0.9, "another dial does not wait for it"
+                answer = await stream.next()
+                assert answer == DialResponse(f"dial tcp {hole}: i/o timeout", 0, 1)
+                assert 0.9 < loop.time() - began < 5
+
+    run(work())
+
+
+def test_a_cancelled_dial_reaches_nobody(certs: Certificates) -> None:
+    async def work() -> None:
+        async with connected(certs) as (stream, clients), listening() as (address, peers):
+            stream.send(DialRequest("tcp", address, 1), CloseDial(1))
+            await stream.connect(address, 2)
+            peer = await peers.get()
+            # the cancelled one may have been accepted, and is gone then
+            if not peers.empty():
+                assert await peer.reader.read() == b""
+            assert clients.tunnels == 1
+
+    run(work())
+
+
+def test_pending_dials_are_given_up_with_their_stream(certs: Certificates) -> None:
+    async def work() -> None:
+        server = FakeServer("s1")
+        await server.start(certs)
+        async with (
+            agent(config_for(certs, server.port)) as clients,
+            listening() as (address, peers),
+        ):
+            await until(lambda: clients.ready == 1, "connected")
+            stream = server.streams[0]
+            await stream.connect(address, 1)
+            peer = await peers.get()
+            with black_hole() as hole:
+                stream.send(DialRequest("tcp", hole, 2))
+                await until(lambda: clients.tunnels == 2, "a tunnel and a dial")
+                server.protocols[0].abort()
+                with pytest.raises(ConnectionResetError):
+                    await peer.reader.read()
+            await until(lambda: clients.tunnels == 0, "nothing is left")
+            await until(lambda: clients.ready == 1 and len(server.streams) == 2, "connected anew")
+        await server.stop()
+
+    run(work())
+
+
+# -- data -----------------------------------------------------------------------------------------
+
+
+def test_write_then_close(certs: Certificates) -> None:
+    """Upstream delivered 12 of 50 uploads of 1 MiB that are closed at once; the worst had half."""
+
+    async def work() -> None:
+        data = os.urandom(1 << 20)
+        async with connected(certs, peer=NONE) as (stream, _), listening() as (address, peers):
+            for number in range(20):
+                tunnel = await stream.connect(address, number + 1)
+                peer = await peers.get()
+                for at in range(0, len(data), 1 << 16):
+                    stream.send(Data(tunnel, data[at : at + (1 << 16)]))
+                stream.close(tunnel)
+                assert await stream.next() == CloseResponse("", tunnel)
+                assert await peer.reader.read() == data
+
+    run(work())
+
+
+def test_write_then_close_while_the_remote_sends(certs: Certificates) -> None:
+    """close() of a socket with unread bytes is a reset, and a reset loses what is on its way."""
+
+    async def work() -> None:
+        data = os.urandom(4 << 20)
+        async with connected(certs, peer=NONE) as (stream, _), listening() as (address, peers):
+            tunnel = await stream.connect(address)
+            peer = await peers.get()
+            for at in range(0, len(data), 1 << 18):
+                stream.send(Data(tunnel, data[at : at + (1 << 18)]))
+            peer.writer.write(bytes(1 << 16))
+            stream.close(tunnel)
+            got = b""
+            while len(got) < len(data):
+                part = await peer.reader.read(1 << 16)
+                assert part, f"{len(got)} of {len(data)} bytes"
+                peer.writer.write(b"more")
+                got += part
+            assert got == data
+
+    run(work())
+
+
+def test_half_close(certs: Certificates) -> None:
+    """Upstream: a server that answers after EOF was answered 0 of 20 times."""
+
+    async def work() -> None:
+        async with connected(certs) as (stream, _), listening() as (address, peers):
+            for number in range(50):
+                tunnel = await stream.connect(address, number + 1)
+                peer = await peers.get()
+                stream.send(Data(tunnel, b"question"), HalfClose(tunnel))
+                assert await peer.reader.read() == b"question"
+                peer.writer.write(b"answer")
+                peer.writer.close()
+                assert await stream.bytes_of(tunnel, 6) == b"answer"
+                assert await stream.next() == CloseResponse("", tunnel)
+
+    run(work())
+
+
+def test_the_other_half(certs: Certificates) -> None:
+    async def work() -> None:
+        async with connected(certs) as (stream, _), listening() as (address, peers):
+            tunnel = await stream.connect(address)
+            peer = await peers.get()
+            peer.writer.write(b"that is all")
+            peer.writer.write_eof()
+            assert await stream.bytes_of(tunnel, 11) == b"that is all"
+            assert await stream.next() == HalfClose(tunnel)
+            stream.send(Data(tunnel, b"still here"), HalfClose(tunnel))
+            assert await peer.reader.read() == b"still here"
+            assert await stream.next() == CloseResponse("", tunnel)
+
+    run(work())
+
+
+def test_a_reset_of_the_remote_is_told(certs: Certificates) -> None:
+    async def work() -> None:
+        async with connected(certs) as (stream, _), listening() as (address, peers):
+            tunnel = await stream.connect(address)
+            peer = await peers.get()
+            stream.send(Data(tunnel, b"x"))
+            await peer.reader.readexactly(1)
+            peer.writer.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"
+            )
+            peer.cut()
+            answer = await stream.next()
+            text = f"read tcp {address}: connection reset by peer"
+            assert answer == CloseResponse(text, tunnel)
+
+    run(work())
+
+
+def test_stalled_remote_with_a_server_of_ours(certs: Certificates) -> None:
+    """It holds its window, and nothing else: dials and other tunnels go on."""
+
+    async def work() -> None:
+        async with connected(certs) as (stream, clients), listening() as (address, peers):
+            deaf = await stream.connect(address, 1)
+            peer = await peers.get()
+            peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            left = OURS.window
+            while left:  # a server sends no more than that before it gets a WINDOW
+                stream.send(Data(deaf, bytes(1 << 16)))
+                left -= 1 << 16
+            for number in range(20):
+                tunnel = await _connect_beside(stream, address, number + 2)
+                other = await peers.get()
+                stream.send(Data(tunnel, b"hello"))
+                assert await other.reader.readexactly(5) == b"hello"
+            assert clients.tunnels == 21
+
+    run(work())
+
+
+async def _connect_beside(stream: Stream, address: str, random: int) -> int:
+    """As `Stream.connect`, past the WINDOWs of another tunnel."""
+    stream.send(DialRequest("tcp", address, random))
+    while True:
+        packet = await stream.next()
+        if isinstance(packet, DialResponse):
+            assert not packet.error
+            return packet.connect_id
+        assert isinstance(packet, Window)
+
+
+def test_a_download_is_large_pieces_and_bounded_by_the_window(certs: Certificates) -> None:
+    async def work() -> None:
+        data = os.urandom(3 << 20)
+        async with connected(certs) as (stream, _), listening() as (address, peers):
+            tunnel = await stream.connect(address)
+            peer = await peers.get()
+            peer.writer.write(data)
+            got = b""
+            while len(got) < OURS.window:
+                packet = await stream.next()
+                assert isinstance(packet, Data)
+                got += packet.payload
+            assert len(got) == OURS.window
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await stream.next()
+            sizes = []
+            while len(got) < len(data):
+                stream.send(Window(tunnel, 1 << 19))
+                want = min(1 << 19, len(data) - len(got))
+                while want:
+                    packet = await stream.next()
+                    assert isinstance(packet, Data)
+                    got += packet.payload
+                    want -= len(packet.payload)
+                    sizes.append(len(packet.payload))
+            assert got == data
+            assert sum(sizes) / len(sizes) >= 32_768
+
+    run(work())
+
+
+# -- the end --------------------------------------------------------------------------------------
+
+
+def test_drain_is_said_at_once_and_tunnels_go_on(certs: Certificates) -> None:
+    async def work() -> None:
+        async with connected(certs) as (stream, clients), listening() as (address, peers):
+            tunnel = await stream.connect(address)
+            peer = await peers.get()
+            clients.drain()
+            assert await stream.next() == Drain()
+            stream.send(Data(tunnel, b"still"))
+            assert await peer.reader.readexactly(5) == b"still"
+            assert not await clients.drained(0.3), "a tunnel is left"
+            late = await stream.connect(address, 2)
+            stream.close(tunnel)
+            stream.close(late)
+            assert await clients.drained(5.0)
+
+    run(work())
+
+
+def test_a_server_that_goes_away_keeps_its_tunnels(certs: Certificates) -> None:
+    """Upstream closes every tunnel a second after the server's GOAWAY."""
+
+    async def work() -> None:
+        server = FakeServer("s1")
+        await server.start(certs)
+        async with (
+            agent(config_for(certs, server.port)) as clients,
+            listening() as (address, peers),
+        ):
+            await until(lambda: clients.ready == 1, "connected")
+            stream = server.streams[0]
+            tunnel = await stream.connect(address)
+            peer = await peers.get()
+            server.protocols[0].connection.drain()
+            await until(lambda: len(server.streams) == 2, "connected anew beside it")
+            await until(lambda: clients.ready == 1 and len(clients.streams) == 2, "both are kept")
+            await asyncio.sleep(1.5)
+            stream.send(Data(tunnel, b"alive"))
+            assert await peer.reader.readexactly(5) == b"alive"
+            stream.close(tunnel)
+            assert await stream.next() == CloseResponse("", tunnel)
+            await until(lambda: len(clients.streams) == 1, "the old stream ends when it is idle")
+            await until(lambda: stream.over is not None, "and the server hears of it")
+            peer.cut()
+        await server.stop()
+
+    run(work())
+
+
+def test_garbage_from_a_server_ends_its_stream(certs: Certificates) -> None:
+    async def work() -> None:
+        async with connected(certs) as (stream, clients):
+            stream.call.send(b"\xff\xff\xff\xff")
+            await until(lambda: stream.over is not None, "the stream is ended")
+            await until(lambda: clients.ready == 1, "and made anew")
+
+    run(work())
