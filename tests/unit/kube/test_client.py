@@ -1,0 +1,138 @@
+"""Requests to an API that answers, refuses, is silent, or goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodenet.kube import client as module
+from nodenet.kube.access import Access
+from nodenet.kube.client import ApiClient
+from nodenet.kube.errors import ApiRefused, ApiUnreachable
+from tests.interop import certificates
+from tests.unit.kube.fake_api import fake_api
+
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await work
+
+    asyncio.run(bounded())
+
+
+def test_requests_share_a_connection() -> None:
+    async def test() -> None:
+        async with fake_api() as api, ApiClient(api.access) as client:
+            made = await client.request("POST", LEASES, {"metadata": {"name": "a"}, "spec": {}})
+            assert made["metadata"]["resourceVersion"] == "1"
+            found = await client.request("GET", LEASES, query={"labelSelector": ""})
+            assert len(found["items"]) == 1
+            assert api.connections == 1
+            assert api.headers[0]["content-type"] == "application/json"
+
+    run(test())
+
+
+def test_a_refusal_has_status_and_reason() -> None:
+    async def test() -> None:
+        async with fake_api() as api, ApiClient(api.access) as client:
+            with pytest.raises(ApiRefused) as caught:
+                await client.request("GET", f"{LEASES}/x")
+            assert (caught.value.status, caught.value.reason) == (404, "NotFound")
+            assert f"GET {LEASES}/x: 404 NotFound: NotFound here" in caught.value.message
+
+    run(test())
+
+
+def test_a_connection_that_the_server_closed_is_no_failure() -> None:
+    async def test() -> None:
+        async with fake_api(close_after_answer=True) as api, ApiClient(api.access) as client:
+            for _ in range(5):
+                await client.request("GET", LEASES)
+                await asyncio.sleep(0.01)
+            assert api.connections == 5 and len(api.asked) == 5
+
+    run(test())
+
+
+def test_nobody_there() -> None:
+    async def test() -> None:
+        async with fake_api() as api:
+            access = api.access
+        async with ApiClient(access) as client:
+            with pytest.raises(ApiUnreachable, match="kubernetes API 127.0.0.1:.*: GET "):
+                await client.request("GET", LEASES)
+
+    run(test())
+
+
+def test_a_silent_api_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REQUEST_SECONDS", 0.1)
+
+    async def test() -> None:
+        async with fake_api(silent=True) as api, ApiClient(api.access) as client:
+            with pytest.raises(ApiUnreachable, match="no answer within"):
+                await client.request("GET", LEASES)
+
+    run(test())
+
+
+def test_the_rate_is_bounded() -> None:
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        async with fake_api() as api, ApiClient(api.access, qps=50, burst=2) as client:
+            began = loop.time()
+            await asyncio.gather(*(client.request("GET", LEASES) for _ in range(7)))
+            assert 0.08 < loop.time() - began < 5
+
+    run(test())
+
+
+def test_a_rotated_token_is_used(tmp_path: Path) -> None:
+    async def test() -> None:
+        path = tmp_path / "token"
+        path.write_text("one")
+        async with fake_api() as api:
+            access = Access(
+                host=api.access.host, port=api.access.port, secure=False, token_file=path
+            )
+            async with ApiClient(access) as client:
+                await client.request("GET", LEASES)
+                path.write_text("two!")
+                await client.request("GET", LEASES)
+            assert [h["authorization"] for h in api.headers] == ["Bearer one", "Bearer two!"]
+
+    run(test())
+
+
+def test_tls_with_a_client_certificate(tmp_path: Path) -> None:
+    async def test() -> None:
+        certs = certificates.make(tmp_path)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certs.server.cert, certs.server.key)
+        context.load_verify_locations(certs.ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+        async with fake_api(context) as api:
+            good = Access(
+                host="127.0.0.1",
+                port=api.access.port,
+                ca_data=certs.ca.read_bytes(),
+                cert_data=certs.client.cert.read_bytes(),
+                key_file=certs.client.key,
+            )
+            async with ApiClient(good) as client:
+                await client.request("GET", LEASES)
+            wrong = Access(host="127.0.0.1", port=api.access.port, ca_file=certs.foreign_ca)
+            async with ApiClient(wrong) as client:
+                with pytest.raises(ApiUnreachable, match="x509"):
+                    await client.request("GET", LEASES)
+
+    run(test())
