@@ -15,13 +15,14 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from random import Random
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 import uvloop
 
+from nodenet.agents.konnectivity import agent_leases
 from nodenet.agents.konnectivity.agent_admin import AgentAdmin
 from nodenet.agents.konnectivity.agent_config import AgentConfig
 from nodenet.agents.konnectivity.agent_metrics import LeaseCounts
@@ -48,8 +49,8 @@ def run(config: AgentConfig, instance: Instance, *, environ: Mapping[str, str] =
     """Runs the agent until it is told to end; the exit status. NodenetError before it serves."""
     raise_file_limit()
     keep_large_buffers()
-    stop = StopSignals()
-    uvloop.run(serve(config, stop, admin_socket(config, instance), ready=sys.stderr))
+    stop, path = StopSignals(), admin_socket(config, instance)
+    uvloop.run(serve(config, stop, path, environ=environ, ready=sys.stderr))
     return 0
 
 
@@ -58,9 +59,17 @@ def admin_socket(config: AgentConfig, instance: Instance) -> Path:
     return config.admin_socket or instance.run / "konnectivity-agent.sock"
 
 
-async def serve(config: AgentConfig, stop: StopSignals, path: Path, *, ready: TextIO) -> None:
+async def serve(
+    config: AgentConfig,
+    stop: StopSignals,
+    path: Path,
+    *,
+    environ: Mapping[str, str],
+    ready: TextIO,
+) -> None:
     """Serves until ``stop``, then drains. Listeners are opened before any server is dialled."""
     loop = asyncio.get_running_loop()
+    api = agent_leases.access(config, environ) if config.count_leases else None
     async with contextlib.AsyncExitStack() as stack:
         health = _listeners(config.health_host, config.health_port, "--health-server-port")
         stack.callback(close_all, health)
@@ -83,34 +92,37 @@ async def serve(config: AgentConfig, stop: StopSignals, path: Path, *, ready: Te
         ready.write(f"READY konnectivity-agent agent-id={config.agent_id} pid={os.getpid()}\n")
         ready.flush()
         try:
-            await _until_stopped(config, clients, leases, stop)
+            counting = (
+                agent_leases.count_leases(config, api, leases, clients.count_leases)
+                if api is not None
+                else None
+            )
+            await _until_stopped(config, clients, counting, stop)
         finally:
             clients.close()
 
 
 async def _until_stopped(
-    config: AgentConfig, clients: ClientSet, leases: LeaseCounts, stop: StopSignals
+    config: AgentConfig,
+    clients: ClientSet,
+    counting: Coroutine[Any, Any, None] | None,
+    stop: StopSignals,
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
-        connecting = tasks.create_task(clients.run(), name="client set")
-        counting = None
-        if config.count_leases:
-            from nodenet.agents.konnectivity.agent_leases import count_leases
-
-            work = count_leases(config, leases, clients.count_leases)
-            counting = tasks.create_task(work, name="lease counter")
+        working = [tasks.create_task(clients.run(), name="client set")]
+        if counting is not None:
+            working.append(tasks.create_task(counting, name="lease counter"))
         await stop.first.wait()
         logger.info("draining: %d tunnels, up to %g s", clients.tunnels, config.drain_timeout)
-        connecting.cancel()
-        if counting is not None:
-            counting.cancel()
+        for task in working:
+            task.cancel()
         clients.drain()
         drained = tasks.create_task(clients.drained(config.drain_timeout), name="drain")
         hurry = tasks.create_task(stop.second.wait(), name="second signal")
         await asyncio.wait((drained, hurry), return_when=asyncio.FIRST_COMPLETED)
         cut = clients.tunnels
-        for task in (drained, hurry):
-            task.cancel()
+        drained.cancel()
+        hurry.cancel()
     logger.info("ended: %d tunnels cut", cut)
 
 

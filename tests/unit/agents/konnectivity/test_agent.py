@@ -80,7 +80,7 @@ async def whole(
     made = Whole(health, admin, folder / "a", StopSignals())
 
     async def work() -> None:
-        await serve(config, made.stop, folder / "a", ready=io.StringIO())
+        await serve(config, made.stop, folder / "a", environ={}, ready=io.StringIO())
         made.ended.set()
 
     async with asyncio.TaskGroup() as tasks:
