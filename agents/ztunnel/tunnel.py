@@ -67,6 +67,7 @@ class Tunnel:
         "_sock",
         "_stream",
         "_transport",
+        "_unwanted",
         "_waiting",
         "_wires",
         "over",
@@ -104,6 +105,9 @@ class Tunnel:
         """Its share of a turn was used up; it goes on in the next."""
         self._waiting = False
         """In the transport's queue of those that have payload."""
+        self._unwanted = False
+        """The peer has said all it had, and wants nothing more: what the application sends from
+        now on is thrown away."""
         self.over = False
         self.sent = 0
         """Payload bytes the application has sent into the tunnel."""
@@ -122,6 +126,9 @@ class Tunnel:
         """See `poller.Target`."""
         if self.over:
             return
+        if self._unwanted and self._shut and mask & _READABLE:
+            self._discard()
+            return
         if mask & select.EPOLLERR and (self._app_ended or self._waiting or self._stalled()):
             # nobody reads it now, so nobody would see the error
             self._app_broke(self._socket_error())
@@ -134,8 +141,12 @@ class Tunnel:
     def resume(self) -> None:
         """See `poller.Target` and `transport.Waiter`."""
         self._queued = self._waiting = False
-        if not (self._app_ended or self.over):
+        if self.over:
+            return
+        if not self._app_ended:
             self._pump(True)
+        elif self._unwanted and self._shut:
+            self._discard()
 
     def broken(self) -> None:
         """See `poller.Target`."""
@@ -175,7 +186,9 @@ class Tunnel:
             return
         if code == ErrorCode.NO_ERROR and self._peer_ended:
             # the peer has everything it wants and gave all it had (RFC 9113 section 8.1)
-            self._finish(None)
+            self._app_ended = self._unwanted = True
+            if self._shut:
+                self._leave_to_app()
             return
         self._give_pending()
         reset_on_close(self._sock)
@@ -287,7 +300,7 @@ class Tunnel:
                 return  # it is reset either way
 
     def _shut_app(self) -> None:
-        if self._app_ended:
+        if self._app_ended and not self._unwanted:
             self._shut = True
             self._end_if_both()  # close() sends the FIN
             return
@@ -297,6 +310,36 @@ class Tunnel:
             self._app_broke(error)
             return
         self._shut = True
+        if self._unwanted:
+            self._leave_to_app()
+
+    def _leave_to_app(self) -> None:
+        """The application has been given everything. Its socket stays for a while: closed with
+        something unread in it, the kernel would drop what the application has not received.
+        """
+        self._wires.drains.add(self)
+        self._discard()
+
+    def _discard(self) -> None:
+        """Throws away what the application sends, at most `ROUNDS` reads of it."""
+        for _ in range(ROUNDS):
+            try:
+                count = self._sock.recv_into(self._wires.frame, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:  # it does not want the rest, or has it
+                count = 0
+            if not count:
+                self._finish(None)
+                return
+        if not self._queued:
+            self._queued = True
+            self._poller.again(self)
+
+    def expire(self) -> None:
+        """See `transport.Draining`: the application goes on sending to nobody."""
+        if not self.over:
+            self._finish(None)
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -311,6 +354,8 @@ class Tunnel:
     def _finish(self, error: NodenetError | None) -> None:
         self.over = True
         self._pending = None
+        if self._unwanted:
+            self._wires.drains.discard(self)
         fd, self._fd = self._fd, -1
         self._stream.receiver = CLOSED
         self._poller.retire(fd, self._sock)
