@@ -161,12 +161,8 @@ async def dial(
 
     deadline = asyncio.get_running_loop().time() + timeout
     proxy = await Proxy.connect(where, timeout=timeout)
-    try:
-        left = deadline - asyncio.get_running_loop().time()
-        return await proxy.dial(address, timeout=max(left, 0.01), own=True)
-    except BaseException:
-        proxy.close()
-        raise
+    left = deadline - asyncio.get_running_loop().time()
+    return await proxy.dial(address, timeout=max(left, 0.01), own=True)
 
 
 def explain(error: BaseException) -> str:

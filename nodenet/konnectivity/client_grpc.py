@@ -42,6 +42,8 @@ WRITE_BYTES: Final = 256 * 1024
 HELD_BYTES: Final = 1024 * 1024
 #: For the CLOSE_RSP (konnectivity-client: CloseTimeout).
 CLOSE_SECONDS: Final = 10.0
+#: For the server to end the call after us, before a connection of its own is closed anyway.
+GOODBYE_SECONDS: Final = 1.0
 #: Silence before a ping; upstream's frontend takes one in five minutes.
 KEEPALIVE_SECONDS: Final = 300.0
 #: The client needs no window of ours: each tunnel is a call, which has one.
@@ -84,7 +86,7 @@ class Proxy:
         return cls(server, protocol)
 
     async def dial(self, address: str, *, timeout: float, own: bool = False) -> GrpcStream:
-        """A tunnel to ``address``; with ``own`` it closes this connection when it is closed.
+        """A tunnel to ``address``; with ``own`` this connection ends with it, or with its failure.
 
         Raises DialFailed, ProxyUnreachable when the connection is gone.
         """
@@ -94,13 +96,15 @@ class Proxy:
                 PROXY_METHOD, stream, ((extensions.KEY, _OFFER.text()),)
             )
         except CallOver as error:
+            if own:
+                self.close()
             raise ProxyUnreachable(str(self._server), error.message) from error
         try:
             async with asyncio.timeout(timeout):
                 await stream.dialled(str(self._server))
         except TimeoutError as error:
             stream.give_up()
-            raise DialFailed(address, f"no answer within {timeout:g} s") from error
+            raise DialFailed(address, f"no answer within {timeout:.3g} s") from error
         except BaseException:
             stream.give_up()
             raise
@@ -144,7 +148,7 @@ class GrpcStream(CallHandler):
         self._half_close = False
         self._ended = False
         """The remote has."""
-        self._end_sent = self._close_sent = False
+        self._end_sent = self._close_sent = self._released = False
         self._inbox: deque[bytes] = deque()
         self._inbox_bytes = 0
         self._readable = asyncio.Event()
@@ -168,8 +172,7 @@ class GrpcStream(CallHandler):
             self._push(CloseDial(self._random))
             self.call.end()
         self._dialled.cancel()
-        if self._owned is not None:
-            self._owned.close()
+        self._release()
 
     # -- client.Stream ----------------------------------------------------------------------------
 
@@ -227,8 +230,7 @@ class GrpcStream(CallHandler):
                 except TimeoutError:
                     pass
             self.call.end()
-        if self._owned is not None:
-            self._owned.close()
+        self._release()
 
     async def __aenter__(self) -> Self:
         return self
@@ -259,6 +261,7 @@ class GrpcStream(CallHandler):
         except MalformedPacket as malformed:
             self._fail(malformed.message)
             self.call.cancel()
+            self._finish()
             return
         match packet:
             case DialResponse(error, connect_id, number) if number == self._random:
@@ -280,6 +283,8 @@ class GrpcStream(CallHandler):
         if not (self._ended or self._close_sent):
             self._fail(str(status))
         self._finish()
+        if self._released:
+            self._release()
 
     def pull(self) -> Sequence[bytes] | None:
         """See `CallHandler`."""
@@ -317,6 +322,17 @@ class GrpcStream(CallHandler):
         if error and not self._close_sent:
             self._lost = error
         self._finish()
+
+    def _release(self) -> None:
+        """Closes the connection that is this tunnel's own, once its last words are out."""
+        if self._owned is None:
+            return
+        if self.call.over:
+            self._owned.close()
+        elif not self._released:
+            loop = asyncio.get_running_loop()
+            loop.call_later(GOODBYE_SECONDS, self._owned.close)
+        self._released = True
 
     def _fail(self, text: str) -> None:
         self._lost = self._lost or text
