@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
+import socket
 from collections.abc import Sequence
 from typing import Final, cast
 
@@ -205,8 +207,9 @@ class ConnectProtocol(asyncio.Protocol):
         if tunnel is None or self._over:
             return False
         if self._open:
-            tunnel.end_of_data(self._loop.time())
-            if not self.half_close:
+            if self.half_close and not self._gone():
+                tunnel.end_of_data(self._loop.time())
+            else:
                 tunnel.close(self._loop.time())
             return tunnel.frontend is not None
         if self._early and self.half_close:
@@ -215,6 +218,19 @@ class ConnectProtocol(asyncio.Protocol):
         self._finish()
         tunnel.close(self._loop.time())  # gone while it was dialled
         return False
+
+    def _gone(self) -> bool:
+        """Whether the client has closed its socket altogether.
+
+        Only a Unix socket tells (unix_poll in Linux: both directions shut); over TCP it looks like
+        the end of one direction until something is written to it.
+        """
+        sock = self.transport.get_extra_info("socket")
+        if sock is None or sock.family != socket.AF_UNIX:
+            return False
+        poll = select.poll()
+        poll.register(sock.fileno(), 0)
+        return bool(poll.poll(0))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.BaseProtocol."""

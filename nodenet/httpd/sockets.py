@@ -96,7 +96,9 @@ def _addresses(host: str) -> list[str]:
 
 def _listening(address: str, port: int, option: str, *, both: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+    # named, because asyncio switches Nagle's algorithm off for sockets that say TCP only
+    sock = socket.socket(family, kind, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:

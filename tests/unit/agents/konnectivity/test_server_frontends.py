@@ -84,8 +84,7 @@ def test_server_first_bytes_never_precede_the_200(tmp_path: Path) -> None:
                     assert isinstance(asked, DialRequest)
                     agent.send(DialResponse("", connect_id, asked.random), Data(connect_id, b"SSH"))
                     assert await client.reader.readexactly(len(OK_200) + 3) == OK_200 + b"SSH"
-                assert await agent.next() == HalfClose(connect_id)
-                agent.send(CloseResponse("", connect_id))
+                assert await agent.next() == CloseRequest(connect_id)
             await nothing_left(server)
 
     run(test())
@@ -232,6 +231,22 @@ def test_half_close_is_carried_both_ways(tmp_path: Path) -> None:
                 ]
                 agent.send(Data(1, b"answer"), HalfClose(1), CloseResponse("", 1))
                 assert await client.rest() == b"answer"
+            await nothing_left(server)
+
+    run(test())
+
+
+def test_a_client_that_closes_altogether_is_not_waited_for(tmp_path: Path) -> None:
+    """Its agent hears of a close and not of a half, where the socket can tell."""
+
+    async def test() -> None:
+        async with serving(tmp_path) as server, fake_agent(server) as agent:
+            async with connect_socket(tmp_path / "f") as client:
+                await client.ask()
+                await agent.accept_dial()
+                await client.established()
+                client.writer.write(b"last")
+            assert [await agent.next(), await agent.next()] == [Data(1, b"last"), CloseRequest(1)]
             await nothing_left(server)
 
     run(test())

@@ -1,0 +1,179 @@
+"""The server's life: drain, the end, and what it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from nodenet.agents.konnectivity.server_config import Mode
+from nodenet.konnectivity.extensions import NONE
+from nodenet.konnectivity.packets import CloseResponse, Data, DialRequest, DialResponse
+from nodenet.konnectivity.server_counts import Reset
+from nodenet.rpc.status import Code, Status
+from tests.unit.agents.konnectivity.agent_scene import run, until
+from tests.unit.agents.konnectivity.server_wire import (
+    connect_socket,
+    fake_agent,
+    nothing_left,
+    proxy_stream,
+    serving,
+)
+
+
+def test_graceful_drain_keeps_live_tunnels_to_the_deadline(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path) as server, fake_agent(server, peer=NONE) as agent:
+            async with connect_socket(tmp_path / "f") as client:
+                await client.ask()
+                await agent.accept_dial()
+                await client.established()
+                loop = asyncio.get_running_loop()
+                began = loop.time()
+                draining = asyncio.ensure_future(server.drain(2.0))
+                for number in range(10):
+                    client.writer.write(b"%d" % number)
+                    assert await agent.next() == Data(1, b"%d" % number)
+                    await asyncio.sleep(0.15)
+                assert not draining.done() and loop.time() - began > 1.4
+                assert await draining == 1
+                assert loop.time() - began > 1.9
+
+    run(test())
+
+
+def test_a_drain_ends_with_the_last_tunnel(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path) as server, fake_agent(server) as agent:
+            async with connect_socket(tmp_path / "f") as client:
+                await client.ask()
+                await agent.accept_dial()
+                await client.established()
+                draining = asyncio.ensure_future(server.drain(15.0))
+                await asyncio.sleep(0.05)
+                agent.send(Data(1, b"the end"), CloseResponse("", 1))
+                assert await client.rest() == b"the end"
+            assert await draining == 0
+
+    run(test())
+
+
+def test_a_draining_server_takes_no_new_connections(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with (
+            serving(tmp_path) as server,
+            fake_agent(server) as agent,
+            connect_socket(tmp_path / "f") as early,
+        ):
+            await until(lambda: bool(server.frontends.sockets), "it is accepted")
+            server.stop_accepting()
+            with pytest.raises(OSError):  # noqa: PT011
+                await asyncio.open_unix_connection(str(tmp_path / "f"))
+            await early.ask()
+            assert (await early.rest()).startswith(b"HTTP/1.1 503 ")
+            assert agent.packets.empty()
+
+    run(test())
+
+
+def test_our_agents_are_told_of_a_drain_and_upstreams_are_not(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with (
+            serving(tmp_path) as server,
+            fake_agent(server, "ours") as ours,
+            fake_agent(server, "go", peer=NONE) as go,
+        ):
+            told: list[str] = []
+            ours.protocol.connection.on_draining = lambda: told.append("ours")
+            go.protocol.connection.on_draining = lambda: told.append("go")
+            await server.drain(0.2)
+            await until(lambda: told == ["ours"], "ours is told")
+
+    run(test())
+
+
+def test_the_end_tells_everybody(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, Mode.GRPC) as server:
+            agent_context, stream_context = fake_agent(server), proxy_stream(tmp_path / "f")
+            agent = await agent_context.__aenter__()
+            stream = await stream_context.__aenter__()
+            stream.send(DialRequest("tcp", "x:1", 5))
+            await agent.accept_dial()
+            assert isinstance(await stream.next(), DialResponse)
+        goodbye = Status(Code.UNAVAILABLE, "server is shutting down")
+        assert await agent.status == goodbye and await stream.status == goodbye
+        assert not (tmp_path / "f").exists()
+        await stream_context.__aexit__(None, None, None)
+        await agent_context.__aexit__(None, None, None)
+
+    run(test())
+
+
+def test_the_end_cuts_who_does_not_listen(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path) as server, fake_agent(server) as agent:
+            async with connect_socket(tmp_path / "f") as deaf:
+                await deaf.ask()
+                await agent.accept_dial()
+                await deaf.established()
+                deaf.stop_reading()
+                agent.send(Data(1, bytes(1_000_000)))
+                await until(lambda: bool(list(server.core.tunnels())), "it is open")
+                loop = asyncio.get_running_loop()
+                began = loop.time()
+                await server._say_goodbye()
+                assert loop.time() - began < 3
+                assert not server.frontends.sockets and not server.connections
+
+    run(test())
+
+
+def test_every_tunnel_of_an_agent_that_is_lost_is_told(tmp_path: Path) -> None:
+    count = 300
+
+    async def test() -> None:
+        async with (
+            serving(tmp_path) as server,
+            fake_agent(server) as agent,
+            contextlib.AsyncExitStack() as stack,
+        ):
+            clients = []
+            for connect_id in range(1, count + 1):
+                client = await stack.enter_async_context(connect_socket(tmp_path / "f"))
+                await client.ask()
+                await agent.accept_dial(connect_id)
+                await client.established()
+                clients.append(client)
+            assert server.core.established == count
+            await agent.hang_up()
+            for client in clients:
+                assert await client.rest() == b""
+            await nothing_left(server)
+
+    run(test())
+
+
+def test_gauges_return_to_zero_after_whatever_clients_do(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path) as server, fake_agent(server) as agent:
+            for number in range(1, 61):
+                address = f"x:{number}"
+                async with connect_socket(tmp_path / "f") as client:
+                    if number % 4 == 1:
+                        client.writer.write(b"CONNECT x")
+                    elif number % 4 > 1:
+                        await client.ask(address)
+                        while not isinstance(asked := await agent.next(), DialRequest):
+                            pass
+                        assert asked.address == address
+                        if number % 4 == 3:
+                            agent.send(DialResponse("", number, asked.random))
+                            await client.established()
+                            client.writer.transport.abort()
+            await nothing_left(server)
+            assert len(server.core.backends) == 1 and not server.core.counts.resets[Reset.IDLE]
+
+    run(test())

@@ -1,0 +1,172 @@
+"""Upstream's flags of the server."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from nodenet.agents.konnectivity.server_config import (
+    FLAGS,
+    Mode,
+    ServerConfig,
+    TlsFiles,
+    TokenRule,
+    load,
+)
+from nodenet.errors import UsageError
+from nodenet.konnectivity.go_flags import go_duration
+from nodenet.konnectivity.strategies import Strategy
+
+#: Name and default of every flag of upstream's server, as its --help prints them.
+UPSTREAM = """
+admin-bind-address 127.0.0.1 | admin-port 8095 | agent-bind-address | agent-namespace |
+agent-port 8091 | agent-service-account | authentication-audience | backend-dial-timeout 0s |
+cipher-suites | cluster-ca-cert | cluster-cert | cluster-key | delete-existing-uds-file true |
+enable-contention-profiling false | enable-lease-controller false | enable-profiling false |
+graceful-shutdown-timeout 0s | health-bind-address | health-port 8092 |
+kube-api-content-type application/vnd.kubernetes.protobuf | kubeconfig | kubeconfig-burst 0 |
+kubeconfig-qps 0 | lease-label k8s-app=konnectivity-server | lease-namespace kube-system |
+mode grpc | proxy-strategies default | server-bind-address | server-ca-cert | server-cert |
+server-count 1 | server-id | server-key | server-port 8090 | tls-min-version | uds-name |
+warn-on-channel-limit true | xfr-channel-size 10
+"""
+#: Ours have another default, see docs/konnectivity.md.
+DIFFERENT = {"keepalive-time", "frontend-keepalive-time"}
+OURS = {"admin-socket"}
+
+
+def shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return go_duration(value)
+    return "" if value == () else str(value)
+
+
+def test_every_flag_of_upstreams_is_there_with_its_default() -> None:
+    entries = [entry.split() for entry in UPSTREAM.split("|")]
+    wanted = {entry[0]: " ".join(entry[1:]) for entry in entries}
+    ours = {flag.name: shown(flag.default) for flag in FLAGS}
+    assert {n: v for n, v in ours.items() if n not in DIFFERENT | OURS} == wanted
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    for name in ("c", "k", "ca", "kubeconfig"):
+        (tmp_path / name).write_text("x")
+    return tmp_path
+
+
+def uds(*more: str) -> ServerConfig:
+    return load(["--uds-name=/run/k.sock", "--server-port=0", "--server-id=s", *more], {})
+
+
+def test_a_unix_socket(files: Path) -> None:
+    config = uds(
+        f"--cluster-cert={files}/c", f"--cluster-key={files}/k", f"--cluster-ca-cert={files}/ca"
+    )
+    assert config.uds == Path("/run/k.sock") and config.frontend_port is None
+    assert config.agent_tls == TlsFiles(files / "c", files / "k", files / "ca")
+    assert config.mode is Mode.GRPC and config.agent_port == 8091 and config.server_count == 1
+    assert config.lease_labels == {"k8s-app": "konnectivity-server"}
+    assert config.strategies == (Strategy.DEFAULT,) and config.token_rule is None
+
+
+def test_mutual_tls(files: Path) -> None:
+    config = load(
+        [
+            *("--mode", "http-connect", "--v=4", "--logtostderr", "--log-file-max-size=0"),
+            f"--server-cert={files}/c",
+            f"--server-key={files}/k",
+            f"--server-ca-cert={files}/ca",
+            "--tls-min-version=VersionTLS13",
+            "--cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,TLS_AES_128_GCM_SHA256",
+            "--proxy-strategies=destHost,defaultRoute,default,destHost",
+            "--graceful-shutdown-timeout=1m30s",
+            "--backend-dial-timeout=5s",
+            "--lease-label=a=b,c.d/e=f",
+        ],
+        {"PROXY_SERVER_ID": "from-env"},
+    )
+    assert config.frontend_port == 8090 and config.mode is Mode.HTTP_CONNECT
+    assert config.frontend_tls == TlsFiles(files / "c", files / "k", files / "ca")
+    assert config.server_id == "from-env"
+    assert config.tls_version is ssl.TLSVersion.TLSv1_3
+    assert config.ciphers == ("ECDHE-RSA-AES128-GCM-SHA256",)
+    assert [s.value for s in config.strategies] == ["destHost", "defaultRoute", "default"]
+    assert config.drain_timeout == 90 and config.dial_timeout == 5
+    assert config.lease_labels == {"a": "b", "c.d/e": "f"}
+    assert config.ignored == ("--v=4", "--logtostderr", "--log-file-max-size=0")
+
+
+def test_tokens(files: Path) -> None:
+    config = uds(
+        "--agent-namespace=kube-system",
+        "--agent-service-account=konnectivity-agent",
+        "--authentication-audience=system:konnectivity-server",
+        f"--kubeconfig={files}/kubeconfig",
+        "--kubeconfig-qps=75",
+        "--kubeconfig-burst=150",
+    )
+    rule = TokenRule("kube-system", "konnectivity-agent", "system:konnectivity-server")
+    assert config.token_rule == rule and config.kubeconfig == files / "kubeconfig"
+    assert (config.api_qps, config.api_burst) == (75.0, 150)
+
+
+def test_the_flag_wins_over_the_environment_and_else_it_is_random() -> None:
+    assert uds().server_id == "s"
+    one, two = (load(["--uds-name=/x", "--server-port=0"], {}).server_id for _ in range(2))
+    assert one != two and len(one) == 36
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--agent-port=80"], "--agent-port=80: not within 1024 and 49151"),
+        (["--health-port=60000"], "--health-port=60000: not within"),
+        (["--mode=carrier-pigeon"], "--mode=carrier-pigeon: unknown"),
+        (["--proxy-strategies=default,nearest"], "unknown 'nearest'"),
+        (["--proxy-strategies="], "unknown ''"),
+        (["--tls-min-version=VersionTLS9"], "--tls-min-version=VersionTLS9: unknown"),
+        (["--cipher-suites=TLS_NULL"], "TLS_NULL is not known"),
+        (["--lease-label=nonsense"], "not of the form key=value"),
+        (["--xfr-channel-size=0"], "--xfr-channel-size must be greater than 0"),
+        (["--server-count=0"], "--server-count must be at least 1"),
+        (["--kubeconfig-qps=-1"], "--kubeconfig-qps is negative"),
+        (["--graceful-shutdown-timeout=-1s"], "--graceful-shutdown-timeout is negative"),
+        (["--keepalive-time=1ms"], "--keepalive-time is less than a second"),
+        (["--enable-contention-profiling"], "needs --enable-profiling too"),
+        (["--kubeconfig=/nowhere"], "--kubeconfig=/nowhere: no such file"),
+        (["--cluster-cert=/nowhere"], "--cluster-cert=/nowhere: no such file"),
+        (["--cluster-cert={}/c"], "--cluster-cert and --cluster-key need each other"),
+        (["--cluster-ca-cert={}/c"], "--cluster-ca-cert needs --cluster-cert"),
+        (["--agent-namespace=x"], "--agent-namespace needs --agent-service-account and "),
+        (["--server-id=ü"], "only printable ASCII travels"),
+        (["--server-port=8090"], "--uds-name goes with --server-port=0"),
+        (["--server-cert={}/c", "--server-key={}/k"], "--uds-name goes with --server-port=0"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(files: Path, arguments: list[str], text: str) -> None:
+    with pytest.raises(UsageError, match="--") as caught:
+        uds(*(argument.format(files) for argument in arguments))
+    assert text in caught.value.message
+
+
+def test_tokens_and_agents_certificates_exclude_each_other(files: Path) -> None:
+    with pytest.raises(UsageError, match="exclude each other"):
+        uds(
+            "--agent-namespace=a",
+            "--agent-service-account=b",
+            "--authentication-audience=c",
+            f"--cluster-cert={files}/c",
+            f"--cluster-key={files}/k",
+            f"--cluster-ca-cert={files}/ca",
+        )
+
+
+def test_frontends_over_tcp_need_mutual_tls(files: Path) -> None:
+    for arguments in ([], [f"--server-cert={files}/c", f"--server-key={files}/k"]):
+        with pytest.raises(UsageError, match="frontends over TCP need"):
+            load(arguments, {})

@@ -1,0 +1,206 @@
+"""TLS that follows its files, and sockets that are given back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+
+from nodenet.agents.konnectivity import server_listeners
+from nodenet.agents.konnectivity.server_config import TlsFiles
+from nodenet.agents.konnectivity.server_listeners import (
+    Listener,
+    TlsUnusable,
+    make_context,
+    open_frontend_socket,
+    open_listening,
+)
+from nodenet.httpd.sockets import PortInUse
+from tests.interop.certificates import Authority
+from tests.unit.agents.konnectivity.agent_scene import run, until
+
+
+class Files:
+    """A listener's files, written anew for each authority."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tls = TlsFiles(folder / "tls.crt", folder / "tls.key", folder / "ca.crt")
+
+    def write(self, authority: Authority, name: str) -> None:
+        """A certificate of that authority, and itself as the CA."""
+        source = self.folder / name
+        source.mkdir()
+        pair = authority.issue(source, "server", "localhost", "127.0.0.1")
+        shutil.copy(pair.cert, self.tls.cert)
+        shutil.copy(pair.key, self.tls.key)
+        assert self.tls.ca is not None
+        authority.write(self.tls.ca)
+
+    def client(self, authority: Authority, name: str) -> ssl.SSLContext:
+        """A client of that authority, which trusts the listener's current CA."""
+        source = self.folder / name
+        source.mkdir()
+        pair = authority.issue(source, "client")
+        made = ssl.create_default_context(cafile=self.tls.ca)
+        made.load_cert_chain(pair.cert, pair.key)
+        return made
+
+
+class Hello(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(b"hello")
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(data)
+
+
+async def greeted(port: int, context: ssl.SSLContext) -> bool:
+    """Whether a listener serves a client."""
+    try:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=context, server_hostname="localhost"
+        )
+    except OSError:
+        return False
+    try:
+        return await reader.read(5) == b"hello"
+    except OSError:
+        return False  # TLS 1.3 tells a client of its refusal after the handshake
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def listening(files: Files):  # type: ignore[no-untyped-def]
+    listener = Listener("test", open_listening("127.0.0.1", 0, "x"), Hello, tls=files.tls)
+    await listener.start()
+    async with asyncio.TaskGroup() as tasks:
+        work = tasks.create_task(listener.follow_files())
+        try:
+            yield listener
+        finally:
+            work.cancel()
+            listener.close()
+    await asyncio.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_listeners, "RELOAD_SECONDS", 0.02)
+
+
+def test_a_rotated_ca_and_certificate_are_used_and_open_connections_go_on(tmp_path: Path) -> None:
+    async def test() -> None:
+        files, old, new = Files(tmp_path), Authority("old"), Authority("new")
+        files.write(old, "one")
+        async with listening(files) as listener:
+            old_client = files.client(old, "old client")
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", listener.port, ssl=old_client, server_hostname="localhost"
+            )
+            assert await reader.readexactly(5) == b"hello"
+            files.write(new, "two")
+            new_client = files.client(new, "new client")
+            async with asyncio.timeout(10):
+                while not await greeted(listener.port, new_client):
+                    await asyncio.sleep(0.02)
+            assert not await greeted(listener.port, old_client)
+            writer.write(b"still")
+            assert await reader.readexactly(5) == b"still"
+            writer.close()
+            await writer.wait_closed()
+
+    run(test())
+
+
+def test_files_that_cannot_be_used_change_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        files, authority = Files(tmp_path), Authority("ca")
+        files.write(authority, "one")
+        async with listening(files) as listener:
+            client = files.client(authority, "client")
+            kept = files.tls.key.read_bytes()
+            files.tls.key.write_text("rubbish")
+            await until(lambda: "the old one stays in use" in caplog.text, "it is said")
+            assert await greeted(listener.port, client)
+            files.tls.key.unlink()
+            await until(lambda: "no such file" in caplog.text.lower(), "it is said again")
+            files.tls.key.write_bytes(kept)
+            assert await greeted(listener.port, client)
+            assert caplog.text.count("rubbish") == 0
+
+    run(test())
+
+
+def test_a_foreign_client_is_not_served(tmp_path: Path) -> None:
+    async def test() -> None:
+        files, authority = Files(tmp_path), Authority("ca")
+        files.write(authority, "one")
+        async with listening(files) as listener:
+            assert not await greeted(listener.port, files.client(Authority("x"), "foreign"))
+            no_certificate = ssl.create_default_context(cafile=files.tls.ca)
+            assert not await greeted(listener.port, no_certificate)
+
+    run(test())
+
+
+@pytest.mark.parametrize("broken", ["cert", "key", "ca"])
+def test_what_cannot_be_used_at_start_is_named(tmp_path: Path, broken: str) -> None:
+    files = Files(tmp_path)
+    files.write(Authority("ca"), "one")
+    getattr(files.tls, broken).write_text("rubbish")
+    with pytest.raises(TlsUnusable, match="cannot use") as caught:
+        make_context(files.tls, alpn=["h2"], ciphers=(), least=ssl.TLSVersion.TLSv1_2)
+    assert str(tmp_path) in caught.value.message
+
+
+def test_ciphers_and_the_least_version_are_set(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    files.write(Authority("ca"), "one")
+    made = make_context(
+        files.tls,
+        alpn=["h2"],
+        ciphers=("ECDHE-ECDSA-AES128-GCM-SHA256",),
+        least=ssl.TLSVersion.TLSv1_3,
+    )
+    assert made.minimum_version is ssl.TLSVersion.TLSv1_3
+    assert made.verify_mode is ssl.CERT_REQUIRED
+    names = {c["name"] for c in made.get_ciphers() if c["protocol"] != "TLSv1.3"}
+    assert names == {"ECDHE-ECDSA-AES128-GCM-SHA256"}
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUse, match=f"port {port} is in use by pid {os.getpid()}"):
+            open_listening("127.0.0.1", port, "--agent-port")
+
+
+def test_the_socket_of_an_earlier_run_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+        left.listen()
+        found = open_frontend_socket(path, delete=True)
+        try:
+            assert path.stat().st_mode & 0o777 == 0o660
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(path))
+                found.sock.accept()[0].close()
+        finally:
+            found.remove()
+            found.sock.close()
+        assert not path.exists()
