@@ -10,8 +10,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-import msgspec
-
 from nodenet.agents.konnectivity import agent_metrics
 from nodenet.agents.konnectivity.agent_config import AgentConfig
 from nodenet.agents.konnectivity.agent_metrics import LeaseCounts
@@ -19,54 +17,11 @@ from nodenet.agents.konnectivity.agent_remote import Sockets
 from nodenet.agents.konnectivity.agent_set import ClientSet
 from nodenet.agents.konnectivity.agent_stream import ServerStream
 from nodenet.agents.konnectivity.pprof import Pprof
+from nodenet.agents.konnectivity.views import AgentTunnelRow, ServerRow, ServersView
 from nodenet.httpd.messages import Request, Response, json, text
 from nodenet.httpd.routes import Routes
 from nodenet.konnectivity.exposition import CONTENT_TYPE
 from nodenet.times import rfc3339_ns
-
-
-class ServerRow(msgspec.Struct, kw_only=True):
-    """One server, or an address where none answers, as ``/v1/servers`` has it."""
-
-    server_id: str | None
-    address: str
-    state: str
-    """``ready``, ``draining`` or ``failed``."""
-    conns: int
-    dials: int
-    failed: int
-    age_s: float | None
-    last_error: str | None
-    last_error_at: str | None
-    dial_ms_p50: float | None
-    dial_ms_p99: float | None
-    queue_bytes: int
-
-
-class ServersView(msgspec.Struct, kw_only=True):
-    """``/v1/servers``."""
-
-    role: str = "agent"
-    agent_id: str
-    connected: int
-    known: int
-    count_from: str
-    draining: bool
-    servers: list[ServerRow]
-
-
-class TunnelRow(msgspec.Struct, kw_only=True):
-    """One tunnel, or a dial under way, as ``/v1/connections`` has it."""
-
-    server_id: str
-    connect_id: int
-    address: str
-    state: str
-    """``dialling``, ``open`` or ``half-closed``."""
-    age_s: float
-    bytes_sent: int
-    bytes_received: int
-    queue_bytes: int
 
 
 class AgentAdmin:
@@ -202,7 +157,7 @@ class AgentAdmin:
                 half = tunnel.remote_ended or tunnel.server_ended
                 state = "dialling" if not tunnel.up else "half-closed" if half else "open"
                 rows.append(
-                    TunnelRow(
+                    AgentTunnelRow(
                         server_id=stream.server_id,
                         connect_id=tunnel.connect_id,
                         address=tunnel.address,

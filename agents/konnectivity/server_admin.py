@@ -10,13 +10,18 @@ import asyncio
 import time
 from typing import Final
 
-import msgspec
-
 from nodenet.agents.konnectivity import server_metrics
 from nodenet.agents.konnectivity.agent_metrics import render_process
 from nodenet.agents.konnectivity.pprof import Pprof
 from nodenet.agents.konnectivity.server import Server
 from nodenet.agents.konnectivity.server_metrics import LeaseMetrics
+from nodenet.agents.konnectivity.views import (
+    AgentRow,
+    AgentsView,
+    ServerTunnelRow,
+    WhyStep,
+    WhyView,
+)
 from nodenet.httpd.messages import HttpError, Request, Response, json, text
 from nodenet.httpd.routes import Routes
 from nodenet.konnectivity.backend import Backend
@@ -29,78 +34,6 @@ from nodenet.times import rfc3339_ns
 
 #: Rows made before others get their turn.
 _AT_ONCE: Final = 500
-
-
-class AgentRow(msgspec.Struct, kw_only=True):
-    """One stream of an agent, as ``/v1/agents`` has it."""
-
-    agent_id: str
-    node: str | None
-    address: str
-    identifiers: str
-    state: str
-    """``ready`` or ``draining``."""
-    extensions: bool
-    """Whether it does flow control a tunnel and half-close."""
-    streams: int
-    """Of this agent id."""
-    conns: int
-    pending: int
-    dials: int
-    failed: int
-    age_s: float
-    last_error: str | None
-    last_error_at: str | None
-    queue_bytes: int
-
-
-class AgentsView(msgspec.Struct, kw_only=True):
-    """``/v1/agents``."""
-
-    role: str = "server"
-    server_id: str
-    server_count: int
-    strategies: list[str]
-    ready: bool
-    draining: bool
-    dial_ms_p50: float | None
-    dial_ms_p99: float | None
-    agents: list[AgentRow]
-
-
-class TunnelRow(msgspec.Struct, kw_only=True):
-    """One tunnel, or a dial under way, as ``/v1/connections`` has it."""
-
-    agent_id: str
-    connect_id: int
-    address: str
-    mode: str
-    state: str
-    """``dialling``, ``open`` or ``half-closed``."""
-    age_s: float
-    bytes_sent: int
-    bytes_received: int
-    queue_bytes: int
-
-
-class WhyStep(msgspec.Struct, kw_only=True):
-    """What one strategy says of a host."""
-
-    strategy: str
-    fired: bool
-    why: str
-    agents: list[str]
-
-
-class WhyView(msgspec.Struct, kw_only=True):
-    """``/v1/why``."""
-
-    ok: bool
-    host: str
-    candidates: list[str]
-    """Agents one of which would carry the dial, with the same probability."""
-    result: str
-    steps: list[WhyStep]
 
 
 class ServerAdmin:
@@ -167,15 +100,12 @@ class ServerAdmin:
         streams: dict[str, int] = {}
         for backend in core.backends:
             streams[backend.agent_id] = streams.get(backend.agent_id, 0) + 1
-        dials = sorted(core.recent_dials)
         return AgentsView(
             server_id=server.config.server_id,
             server_count=server.agents.server_count,
             strategies=[storage.strategy.value for storage in core.backends.storages],
             ready=core.backends.ready() and not server.draining,
             draining=server.draining,
-            dial_ms_p50=_percentile(dials, 50),
-            dial_ms_p99=_percentile(dials, 99),
             agents=[
                 _agent_row(backend, streams[backend.agent_id], now, wall)
                 for backend in core.backends
@@ -184,7 +114,7 @@ class ServerAdmin:
 
     async def _connections(self, _request: Request) -> Response:
         now = self._server.loop.time()
-        rows: list[TunnelRow] = []
+        rows: list[ServerTunnelRow] = []
         for tunnel in list(self._server.core.tunnels()):
             rows.append(_tunnel_row(tunnel, now))
             if len(rows) % _AT_ONCE == 0:
@@ -233,6 +163,7 @@ def _choice(candidates: list[Backend]) -> list[str]:
 
 def _agent_row(backend: Backend, streams: int, now: float, wall: float) -> AgentRow:
     found = backend.identifiers
+    dials = sorted(backend.recent_dials)
     error_at = wall - (now - backend.last_error_at)
     return AgentRow(
         agent_id=backend.agent_id,
@@ -249,16 +180,18 @@ def _agent_row(backend: Backend, streams: int, now: float, wall: float) -> Agent
         age_s=round(now - backend.connected_at, 3),
         last_error=backend.last_error,
         last_error_at=rfc3339_ns(int(error_at * 1e9)) if backend.last_error is not None else None,
+        dial_ms_p50=_percentile(dials, 50),
+        dial_ms_p99=_percentile(dials, 99),
         queue_bytes=sum(tunnel.queue.size for tunnel in backend.tunnels.values()),
     )
 
 
-def _tunnel_row(tunnel: Tunnel, now: float) -> TunnelRow:
+def _tunnel_row(tunnel: Tunnel, now: float) -> ServerTunnelRow:
     frontend = tunnel.frontend
     half = tunnel.end is not None or tunnel.remote_ended
     pending = tunnel.state is State.PENDING
     grpc = isinstance(frontend, ProxyStream)
-    return TunnelRow(
+    return ServerTunnelRow(
         agent_id=tunnel.backend.agent_id,
         connect_id=tunnel.connect_id,
         address=tunnel.address,

@@ -82,6 +82,8 @@ GATHER_UPSTREAM_BYTES: Final = 64 << 10
 MAX_DIALS: Final = 8192
 #: Messages besides DATA and dials that wait to be sent; above it the agent is not read.
 MAX_CONTROL: Final = 16_384
+#: Good dials of one agent whose times are kept for people to look at.
+RECENT_DIALS: Final = 256
 #: Ids closed here that a packet may still be on the way for.
 RECENT_IDS: Final = 4096
 
@@ -132,6 +134,8 @@ class Backend:
         """The pending ones, by dial id on the wire."""
         self.dialled = 0
         self.failed = 0
+        self.recent_dials: deque[float] = deque(maxlen=RECENT_DIALS)
+        """Seconds the latest good dials took."""
         self.last_error: str | None = None
         self.last_error_at = 0.0
         self._core = core
@@ -318,7 +322,7 @@ class Backend:
         self._recent.pop(packet.connect_id, None)
         self.tunnels[packet.connect_id] = tunnel
         self._counts.dial_seconds.observe(now - tunnel.started_at)
-        self._core.recent_dials.append(now - tunnel.started_at)
+        self.recent_dials.append(now - tunnel.started_at)
         assert tunnel.frontend is not None
         tunnel.frontend.connected(tunnel)
 

@@ -7,7 +7,6 @@ Every entry belongs to exactly one agent's stream, so what is left when that end
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -22,8 +21,6 @@ from nodenet.konnectivity.strategies import NO_AGENT, Backends, NoAgent, Strateg
 #: Seconds after which a dial is given up where no time-out is set: an agent answers within 5
 #: (upstream's dial time-out), konnectivity-client gives up after 30.
 DIAL_BACKSTOP_SECONDS: Final = 60.0
-#: Good dials whose times are kept for people to look at.
-RECENT_DIALS: Final = 1000
 #: Seconds between two calls of `ServerCore.tick`; what every deadline here is exact to.
 TICK_SECONDS: Final = 0.25
 
@@ -43,8 +40,6 @@ class ServerCore:
     ) -> None:
         self.backends = Backends[Backend](strategies)
         self.counts = ServerCounts()
-        self.recent_dials: deque[float] = deque(maxlen=RECENT_DIALS)
-        """Seconds the latest good dials took."""
         self.now = now
         """The time of the latest event, for what is not told it."""
         self._rng = rng
