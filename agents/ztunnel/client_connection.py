@@ -10,11 +10,11 @@ import ssl
 from _socket import socket as RawSocket
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol
 
 from nodenet.agents.ztunnel.address import Address
 from nodenet.agents.ztunnel.connection import socket_cookie
-from nodenet.agents.ztunnel.flow_facts import OUTBOUND
+from nodenet.agents.ztunnel.flow_facts import OUTBOUND, ResponseFlag
 from nodenet.agents.ztunnel.poller import STREAM
 from nodenet.agents.ztunnel.transport import Transport
 from nodenet.agents.ztunnel.tunnel import CLOSED
@@ -35,12 +35,26 @@ if TYPE_CHECKING:
 DialFlow = tuple[str | None, int, Address]
 _FAILED: Final = select.EPOLLERR | select.EPOLLHUP
 _CLIENT: Final = LocalSettings()
-#: The peer says with these that it has not looked at the request.
-_UNTOUCHED: Final = frozenset({ErrorCode.REFUSED_STREAM})
 
 
 class ConnectFailed(NodenetError):
     """No connection to the peer; the message is what the access log says."""
+
+
+class ConnectTimedOut(ConnectFailed):
+    """The peer has not answered the SYN; where it once did, a policy may be in the way."""
+
+    response_flag: ClassVar = ResponseFlag.NETWORK_POLICY
+
+    def __init__(self) -> None:
+        super().__init__(
+            "connection timed out, maybe a NetworkPolicy is blocking HBONE port 15008: "
+            f"{os.strerror(errno.ETIMEDOUT)}"
+        )
+
+
+class NotLookedAt(ConnectFailed):
+    """The peer has not looked at the request, and says so: it may be made again, to it as well."""
 
 
 class PoolClosed(NodenetError):
@@ -232,12 +246,7 @@ class ClientConnection:
         if self._context is None:
             self._failed(CertificateUnavailable("client", "none in time"))
         elif self.transport is None:
-            self._failed(
-                ConnectFailed(
-                    "connection timed out, maybe a NetworkPolicy is blocking HBONE port 15008: "
-                    f"{os.strerror(errno.ETIMEDOUT)}"
-                )
-            )
+            self._failed(ConnectTimedOut())
 
     def retire(self) -> None:
         """Takes no new streams; ends in order when the last one has ended."""
@@ -390,8 +399,12 @@ class _Unanswered:
         if lost is not None:
             self._opener.refused(lost, True)
             return
-        error = ConnectFailed(f"h2 failed: stream reset by the peer: {code_name(code)}")
-        self._opener.refused(error, code in _UNTOUCHED)
+        text = f"h2 failed: stream reset by the peer: {code_name(code)}"
+        if code == ErrorCode.REFUSED_STREAM:
+            self._opener.refused(NotLookedAt(text), True)
+        else:
+            self._opener.refused(ConnectFailed(text), False)
+        self._connection.ended()
 
     def writable(self) -> None:
         """Nothing is written yet."""

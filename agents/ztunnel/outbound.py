@@ -1,8 +1,8 @@
 """One application's connection on its way out through HBONE: decided, opened, tunnelled, ended.
 
 Nothing is read from the application before the peer has answered the CONNECT, so up to then the
-whole thing can be tried again with another endpoint: once, when the peer cannot have looked at the
-request (ztunnel does not retry).
+whole thing can be tried again with another endpoint, or with the same one when it says that it has
+not looked at the request: once (ztunnel does not retry).
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Final
 
 from nodenet.abi import MARK
 from nodenet.agents.ztunnel.address import Address
-from nodenet.agents.ztunnel.client_connection import ClientConnection, ConnectFailed, PoolKey
+from nodenet.agents.ztunnel.client_connection import (
+    ClientConnection,
+    ConnectFailed,
+    NotLookedAt,
+    PoolKey,
+)
 from nodenet.agents.ztunnel.decision import Route as Dial
 from nodenet.agents.ztunnel.ends import Draining
 from nodenet.agents.ztunnel.flow_facts import OUTBOUND, FlowFacts, ResponseFlag
@@ -318,6 +323,9 @@ class OutboundFlow:
                     self.route = route
                     self._attempt(route)
                     return
+            if isinstance(error, NotLookedAt):
+                self._attempt(failed)
+                return
         self._fail(error)
 
     def _refuse(self, error: NodenetError) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
-import re
 import socket
 import threading
 import time
@@ -14,8 +12,9 @@ from typing import Self
 
 from nodenet.capture.session import Capture
 from nodenet.lab.topology import Topology
+from tests.root.agents.ztunnel.asked import metric
 from tests.root.agents.ztunnel.meshed import B4, Meshed
-from tests.root.agents.ztunnel.peers import ID_A, H2Peer, client, tls
+from tests.root.agents.ztunnel.peers import ID_A, H2Peer, client, read, tls
 from tests.root.agents.ztunnel.proxied import DEADLINE
 
 STRANGER4 = "10.97.0.1"
@@ -62,7 +61,7 @@ class Steady:
             while not self._over:
                 for one, other in ((near, far), (far, near)):
                     one.sendall(b"ping")
-                    assert other.recv(4, socket.MSG_WAITALL) == b"ping"
+                    assert read(other, 4) == b"ping"
                 self.trips += 1
                 time.sleep(0.001)
         except (OSError, AssertionError) as error:
@@ -98,19 +97,8 @@ class Strange:
             yield peer
 
     def metric(self, node: str, name: str, **labels: str) -> float:
-        """The sum of a metric of a node's proxy over its label sets that have these labels."""
-        found = self.mesh.proxies[node].wait_for(r"metrics at (\S+?):(\d+)")
-        connection = http.client.HTTPConnection(found[1], int(found[2]), timeout=DEADLINE)
-        with contextlib.closing(connection):
-            connection.request("GET", "/metrics")
-            text = connection.getresponse().read().decode()
-        total = 0.0
-        for line in text.splitlines():
-            match = re.fullmatch(r"(\w+?)(?:_total)?(?:\{(.*)\})? (\S+)", line)
-            if match and match[1] == name.removesuffix("_total"):
-                if all(f'{key}="{value}"' in (match[2] or "") for key, value in labels.items()):
-                    total += float(match[3])
-        return total
+        """See `asked.metric`, of a node's proxy."""
+        return metric(self.mesh.proxies[node], name, **labels)
 
     def wait(self, condition: Callable[[], object], seconds: float = DEADLINE) -> None:
         """Until a condition holds."""

@@ -29,6 +29,7 @@ from nodenet.identity.ca import EmbeddedCa
 from nodenet.identity.csr import make_csr
 from nodenet.identity.keys import PrivateKey
 from nodenet.identity.spiffe import Identity
+from nodenet.identity.x509 import Certificate
 from nodenet.lab.topology import Namespace
 from tests.root.agents.ztunnel.proxied import DEADLINE
 
@@ -72,6 +73,14 @@ def tls(
         context.load_verify_locations(cadata="".join(root.pem for root in accepted))
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+def read(sock: socket.socket, count: int) -> bytes:
+    """So many bytes, or fewer when the stream ends before."""
+    got = bytearray()
+    while len(got) < count and (piece := sock.recv(count - len(got))):
+        got += piece
+    return bytes(got)
 
 
 @dataclass
@@ -407,8 +416,8 @@ class ForeignProxy:
             self.failures.append(str(error))
             sock.close()
             return
-        names = (secured.getpeercert() or {}).get("subjectAltName", ())
-        self.clients += [str(value) for kind, value in names if kind == "URI"]
+        shown = Certificate.parse(secured.getpeercert(True) or b"")
+        self.clients += shown.uris
         peer = H2Peer(secured, client=False, behaviour=self.behaviour, settings=self.settings)
         self.peers.append(peer)
         try:

@@ -84,7 +84,7 @@ class ProxyProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env={**os.environ, "PYTHONASYNCIODEBUG": "1", "PYTHONWARNINGS": "error"},
+                env={"PYTHONASYNCIODEBUG": "1", **os.environ, "PYTHONWARNINGS": "error"},
             )
 
     @property
