@@ -55,12 +55,13 @@ class InnerTransport(Transport):
         """See `hbone.connection.Receiver`."""
         if self.over:
             return
-        self._incoming.write(payload)
         core = self._outer.core
         assert core is not None
         core.consumed(self._outer_stream, len(payload))
-        self.alive = True
-        self.deliver()
+        if not self.closing:
+            self._incoming.write(payload)
+            self.alive = True
+            self.deliver()
 
     def ended(self) -> None:
         """See `hbone.connection.Receiver`."""
@@ -110,6 +111,13 @@ class InnerTransport(Transport):
 
     def _reset_on_release(self) -> None:
         """The stream is reset in any case."""
+
+    def _shut(self) -> None:
+        # the stream's end is awaited by a `_Drain`
+        self._finish(TransportLost("io error: closed"))
+
+    def _left(self) -> int:
+        return 0 if self.pending is None else len(self.pending)
 
     def _release(self) -> None:
         outer, stream = self._outer, self._outer_stream

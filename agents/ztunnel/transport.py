@@ -15,11 +15,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import select
 import socket
 import ssl
+import struct
+import termios
 from _socket import socket as RawSocket
 from collections import deque
 from typing import ClassVar, Final, Protocol, cast
@@ -52,9 +55,12 @@ PING_SECONDS: Final = 10.0
 PONG_SECONDS: Final = 20.0
 #: Seconds a TLS handshake may take, from the first byte to the last.
 HANDSHAKE_SECONDS: Final = 10.0
-#: Seconds a connection that ends gets to send what it still has.
+#: Seconds a connection that ends gets to send what it still has, and how often it gets them again
+#: if some of it has gone meanwhile.
 LINGER_SECONDS: Final = 5.0
+LINGER_AGAIN: Final = 11
 
+_COUNT: Final = struct.Struct("=i")
 _PING_OPAQUE: Final = b"nodenet\0"
 _READABLE: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _ENDING: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
@@ -159,9 +165,12 @@ class Transport:
 
     __slots__ = (
         "_incoming",
+        "_lingered",
+        "_notified",
         "_outgoing",
         "_plain",
         "_read",
+        "_unsent",
         "_waiting",
         "_wires",
         "_write",
@@ -200,6 +209,11 @@ class Transport:
         self.queued = False
         self.flush_queued = False
         self.closing = False
+        """It ends in order: what is queued is written, what comes is not of interest any more."""
+        self._notified = False
+        """The peer is told, by close_notify: nothing can be encrypted any more."""
+        self._lingered = 0
+        self._unsent = 0
         self.in_order = False
         """It ends because both sides have said all they had."""
         self.over = False
@@ -269,7 +283,7 @@ class Transport:
     def flush(self) -> None:
         """Writes what the core has queued, unless the socket takes nothing now."""
         core = self.core
-        if self.over or self.pending is not None or core is None:
+        if self.over or self.pending is not None or core is None or self._notified:
             return
         if core.outbox:
             self._encrypt_outbox(core)
@@ -330,8 +344,8 @@ class Transport:
         self.congested = False
         self.flush()
         self.resume_waiting()
-        if self.closing and not self.congested:
-            self.close()
+        if self.closing:
+            self._notify()
 
     def _send_raw(self, data: bytes | memoryview) -> int:
         return self.sock.send(data, socket.MSG_DONTWAIT)
@@ -352,10 +366,12 @@ class Transport:
             if not count:
                 self._ended()
                 return
-            feed(cipher[:count])
-            self.alive = True
-            if not self.deliver():
-                return
+            if not self.closing:
+                feed(cipher[:count])
+                self.alive = True
+                self.deliver()
+                if self.over:
+                    return
             if count < CHUNK_BYTES and not to_the_end:
                 # empty: on a stream a read is short for no other reason
                 return
@@ -405,7 +421,7 @@ class Transport:
             return False
         if core.outbox:
             self.flush_soon()
-        return not self.over
+        return not (self.over or self.closing)
 
     # -- handshake -------------------------------------------------------------------------------
 
@@ -436,21 +452,60 @@ class Transport:
     # -- the end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Ends it in order: what the core has queued is written, then close_notify, then FIN."""
-        if self.over:
+        """Ends it in order: what the core has queued is written, then close_notify, then FIN.
+
+        The socket is closed when the peer has closed its own, since the kernel drops what is
+        unsent of a closed socket when the peer says anything, and it does: window updates for what
+        it has just received. No stream is left.
+        """
+        if self.over or self.closing:
             return
         self.flush()
         if self.over:
             return
-        if self.congested:
-            self.closing = True
-            self._wires.lingers.add(self)
+        self.closing = True
+        wires, core = self._wires, self.core
+        for deadlines in (wires.pings, wires.pongs):
+            deadlines.discard(self)
+        wires.lingers.add(self)
+        if core is not None:
+            core.lost()
+        self._notify()
+
+    def _notify(self) -> None:
+        """Tells the peer that nothing more comes, once everything else is written."""
+        if self.over or self.congested:
             return
-        with contextlib.suppress(ssl.SSLError):  # the peer's own close_notify is not awaited
-            self.tls.unwrap()
-        self._send_encrypted()
+        if not self._notified:
+            self._notified = True
+            with contextlib.suppress(ssl.SSLError):  # the peer's own close_notify is not awaited
+                self.tls.unwrap()
+            self._send_encrypted()
+            if self.over or self.congested:
+                return
         self.in_order = True
-        self._finish(TransportLost("io error: closed"))
+        self._shut()
+
+    def _shut(self) -> None:
+        try:
+            self.sock.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            self._socket_failed(error)
+
+    def linger(self) -> bool:
+        """Whether to wait on for the peer to take what was sent."""
+        unsent = self._left()
+        goes_on = not self._lingered or unsent < self._unsent
+        self._lingered += 1
+        self._unsent = unsent
+        return bool(unsent) and goes_on and self._lingered <= LINGER_AGAIN
+
+    def _left(self) -> int:
+        """Bytes that the peer has not acknowledged."""
+        waiting = 0 if self.pending is None else len(self.pending)
+        unacknowledged: int
+        (unacknowledged,) = _COUNT.unpack(fcntl.ioctl(self.fd, termios.TIOCOUTQ, bytes(4)))
+        return waiting + unacknowledged
 
     def abort(self, error: NodenetError) -> None:
         """Ends it now; what is not sent is lost."""
@@ -460,7 +515,9 @@ class Transport:
             self._finish(error)
 
     def _ended(self) -> None:
-        if self.core is None:
+        if self.closing:
+            self._finish(TransportLost("io error: closed"))
+        elif self.core is None:
             self.abort(HandshakeFailed("the peer closed the connection during the handshake"))
         else:
             self.abort(TransportLost("io error: connection closed by the peer"))
@@ -521,7 +578,10 @@ def _pong_expired(transport: Transport) -> None:
 
 
 def _linger_expired(transport: Transport) -> None:
-    transport.abort(TransportLost("io error: closed"))
+    if transport.linger():
+        transport._wires.lingers.add(transport)
+    else:
+        transport.abort(TransportLost("io error: closed"))
 
 
 def _drain_expired(drain: Draining) -> None:

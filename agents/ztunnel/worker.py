@@ -80,6 +80,8 @@ class LocalWorker:
         self._home = NetNs.current()
         self._pods: dict[int, ServedPod] = {}
         self._leaving: set[ServedPod] = set()
+        self._all_left = asyncio.Event()
+        self._all_left.set()
         self.started = 0
         """Pods that began to be served."""
         self.gone = PodCounters()
@@ -159,6 +161,8 @@ class LocalWorker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._data_path.admission.nobody()
+                # connections to other proxies may still have something to send
+                await self._all_left.wait()
         cut = self.active
         self._end_all()
         return cut
@@ -180,11 +184,14 @@ class LocalWorker:
         if self._pods.get(served.pod.cookie) is served:
             del self._pods[served.pod.cookie]
             self._leaving.add(served)
+            self._all_left.clear()
             served.leave(self._left)
 
     def _left(self, served: ServedPod) -> None:
         self._leaving.discard(served)
         self.gone.add(served.counters)
+        if not self._leaving:
+            self._all_left.set()
 
     def _end_all(self) -> None:
         for served in list(self._all()):

@@ -108,3 +108,45 @@ def test_an_application_that_sends_on_still_gets_all_of_an_orderly_end(
     near.app.close()
     until(lambda: near.over)
     assert near.error is None
+
+
+@pytest.mark.parametrize("rcvbuf", [4096, 65536])
+def test_a_connection_that_ends_with_its_last_tunnel_sends_all_of_it(
+    scene: Scene, until: Until, rcvbuf: int
+) -> None:
+    """What the peer says meanwhile (window updates) must not make the kernel drop the rest."""
+    scene.client_rcvbuf = rcvbuf
+    near = joined(scene, until)
+    server = scene.servers[0]
+    far = server.ends[0]
+    server.closing = True  # as a server does that drains
+    near.app.shutdown(socket.SHUT_WR)
+    until(lambda: server.streams[0].remote_ended)
+    sent = os.urandom(6 << 20)
+    reader = Reader(near.app)
+    writer = says(far.app, sent)
+    until(lambda: not reader.is_alive() and not writer.is_alive())
+    assert reader.error is None
+    assert bytes(reader.data) == sent
+    until(lambda: near.over and far.over)
+    assert near.error is None and far.error is None
+    until(lambda: server.error is not None)
+
+
+def test_a_client_that_ends_with_its_last_tunnel_sends_all_of_it(
+    scene: Scene, until: Until
+) -> None:
+    scene.listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    near = joined(scene, until)
+    server = scene.servers[0]
+    far = server.ends[0]
+    scene.pool.leave(lambda: None)
+    far.app.shutdown(socket.SHUT_WR)
+    until(lambda: near.stream is not None and near.stream.remote_ended)
+    sent = os.urandom(6 << 20)
+    reader = Reader(far.app)
+    writer = says(near.app, sent)
+    until(lambda: not reader.is_alive() and not writer.is_alive())
+    assert reader.error is None
+    assert bytes(reader.data) == sent
+    until(lambda: not scene.pool.connections)
