@@ -69,6 +69,8 @@ class PoolKey(NamedTuple):
     """SPIFFE ids of which the peer must have one."""
     source: str | None
     """The address to come from, None for the kernel's choice."""
+    identity: str
+    """SPIFFE id we have: the pod's may become another one."""
 
 
 class Opener(Protocol):
@@ -254,7 +256,7 @@ class ClientConnection:
         if self.error is not None:
             return
         if self._core is None:
-            self._failed(PoolClosed("pool draining"))
+            self.cut(PoolClosed("pool draining"))
         elif not self._core.active:
             self._close()
 

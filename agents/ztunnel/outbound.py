@@ -305,7 +305,10 @@ class OutboundFlow:
 
     def _attempt(self, route: Route) -> None:
         self._attempts += 1
-        self._pod.pool.checkout(PoolKey(_address(route), route.identities, self.client.host), self)
+        source = self.source
+        assert source is not None
+        key = PoolKey(_address(route), route.identities, self.client.host, source.identity)
+        self._pod.pool.checkout(key, self)
 
     def _again_or_fail(self, error: NodenetError) -> None:
         if self.over:

@@ -50,6 +50,22 @@ def test_a_new_policy_ends_what_it_would_not_let_in(world: Meshed) -> None:
     assert "connection closed due to policy change" in world.access("n2", "connection complete")
 
 
+def test_a_client_that_becomes_somebody_else_is_seen_as_that(world: Meshed) -> None:
+    world.start()
+    with world.pair() as (client, server):
+        client.sendall(b"x")
+        assert server.recv(1) == b"x"
+    world.access("n2", "connection complete.*sa/a")
+    world.mesh["workloads"][0]["serviceAccount"] = "other"
+    world.write()
+    for proxy in world.proxies.values():
+        proxy.wait_for(r"is in force: version [2-9]")
+    with world.pair() as (client, server):
+        client.sendall(b"x")
+        assert server.recv(1) == b"x"
+    world.access("n2", "connection complete.*sa/other")
+
+
 def test_a_bad_mesh_file_changes_nothing_and_the_log_names_the_line(world: Meshed) -> None:
     world.start()
     good = world.mesh_file.read_text()

@@ -192,7 +192,7 @@ class Scene:
 
     def key(self, *identities: str) -> PoolKey:
         host, port = self.listener.getsockname()
-        return PoolKey(Address(host, port), identities or (SERVER,), None)
+        return PoolKey(Address(host, port), identities or (SERVER,), None, CLIENT)
 
     def open(self, buffers: int | None = None) -> Opener:
         """Asks the pool for a tunnel."""
