@@ -6,6 +6,7 @@ from nodenet.cli.commands import object_group
 from nodenet.cli.konnectivity_agent import agent
 from nodenet.cli.konnectivity_curl import curl
 from nodenet.cli.konnectivity_server import server
+from nodenet.cli.konnectivity_show import show
 
 
 @object_group("konnectivity", epilog="Example: nodenet konnectivity agent --ca-cert=ca.crt")
@@ -15,4 +16,5 @@ def command() -> None:
 
 command.add_command(server)
 command.add_command(agent)
+command.add_command(show)
 command.add_command(curl)

@@ -13,9 +13,11 @@ from typing import Any, TypedDict
 
 import msgspec
 
+from nodenet.agents.konnectivity.views import AgentTunnelRow, ServerTunnelRow, WhyView
 from nodenet.agents.ztunnel.explanation import Explanation
 from nodenet.capture.show import PodState
 from nodenet.cli.conn_detail import ConnectionDetail
+from nodenet.cli.konnectivity_show import AgentReport, ServerReport
 from nodenet.cli.ztunnel_certificates import CertificateRow
 from nodenet.cli.ztunnel_connections import ConnectionRow
 from nodenet.cli.ztunnel_log_level import LogLevelRow
@@ -54,6 +56,12 @@ DOCUMENTS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "conn-summary": ("nodenet conn summary -j", (Summary,)),
     "conn-top": ("One line of nodenet conn top -j", (RateRow,)),
     "conn-watch": ("One line of nodenet conn watch -j", (Event, Lost)),
+    "konnectivity-show": ("nodenet konnectivity show -j", (ServerReport, AgentReport)),
+    "konnectivity-connections": (
+        "nodenet konnectivity show --connections -j",
+        (list[ServerTunnelRow], list[AgentTunnelRow]),
+    ),
+    "konnectivity-why": ("nodenet konnectivity show --why HOST -j", (WhyView,)),
     "map-dump": ("nodenet map dump NAME -j", (list[Entry],)),
     "map-show": ("nodenet map show -j", (list[MapRow],)),
     "prog-show": ("nodenet prog show -j", (list[ProgramRow],)),

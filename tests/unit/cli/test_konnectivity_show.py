@@ -1,0 +1,151 @@
+"""`konnectivity show`: of a server that runs in the test, and of nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nodenet.agents.konnectivity.server_config import Mode
+from nodenet.agents.konnectivity.views import ServerRow
+from nodenet.cli.konnectivity_show import AgentReport, _agent_text, _why_fewer
+from nodenet.cli.main import main
+from nodenet.cli.style import Style
+from nodenet.konnectivity.packets import DialRequest
+from nodenet.konnectivity.strategies import Strategy
+from tests.unit.agents.konnectivity.agent_scene import run
+from tests.unit.agents.konnectivity.server_wire import fake_agent, proxy_stream
+from tests.unit.agents.konnectivity.test_server_admin import asked
+
+Capture = pytest.CaptureFixture[str]
+
+
+def shown(capsys: Capture, folder: Path, *arguments: str) -> Callable[[], tuple[int, str, str]]:
+    """Runs the command against the server's socket."""
+
+    def call() -> tuple[int, str, str]:
+        status = main(["konnectivity", "show", "--admin", str(folder / "admin"), *arguments])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call
+
+
+def test_a_server_and_its_agents(tmp_path: Path, capsys: Capture) -> None:
+    async def test() -> None:
+        async with asked(tmp_path, Mode.GRPC) as scene:
+            status, out, err = await asyncio.to_thread(shown(capsys, tmp_path))
+            assert status == 1 and "0 agents" in out
+            assert err == "nodenet: no agent is connected to server s1\n"
+            async with (
+                fake_agent(scene.server, "a1", identifiers="host=node1") as agent,
+                proxy_stream(tmp_path / "f") as client,
+            ):
+                client.send(DialRequest("tcp", "x:1", 5))
+                await agent.accept_dial(3)
+                await client.next()
+                status, out, err = await asyncio.to_thread(shown(capsys, tmp_path))
+                lines = out.splitlines()
+                assert status == 0 and err == ""
+                assert lines[0] == "server s1: 1 agents, 1 of 1 servers, strategies default"
+                assert lines[1].split() == (
+                    "AGENT NODE ADDRESS IDENTIFIERS STREAMS CONNS DIALS FAILED AGE".split()
+                )
+                assert lines[2].split()[:2] == ["a1", "node1"]
+                status, out, _ = await asyncio.to_thread(shown(capsys, tmp_path, "-j"))
+                found = json.loads(out)
+                assert found["ok"] is True and found["agents"][0]["conns"] == 1
+                _, out, _ = await asyncio.to_thread(shown(capsys, tmp_path, "--connections", "-j"))
+                (tunnel,) = json.loads(out)
+                assert tunnel["connect_id"] == 3 and tunnel["state"] == "open"
+
+    run(test())
+
+
+def test_why(tmp_path: Path, capsys: Capture) -> None:
+    async def test() -> None:
+        strategies = (Strategy.DEST_HOST, Strategy.DEFAULT_ROUTE)
+        async with (
+            asked(tmp_path, strategies=strategies) as scene,
+            fake_agent(scene.server, "a1", identifiers="host=node1"),
+        ):
+            status, out, _ = await asyncio.to_thread(shown(capsys, tmp_path, "--why", "node1:80"))
+            assert status == 0
+            assert out.splitlines() == [
+                "> destHost      identifier node1 of a1",
+                "  defaultRoute  no agent has default-route=true",
+                "Result: agent a1, by destHost",
+            ]
+            status, out, err = await asyncio.to_thread(shown(capsys, tmp_path, "--why", "node2"))
+            assert status == 1
+            assert err == (
+                "nodenet: node2 matches no agent identifier; default-route agents: none\n"
+            )
+            status, out, _ = await asyncio.to_thread(
+                shown(capsys, tmp_path, "--why", "node2", "-j")
+            )
+            assert status == 1 and json.loads(out)["ok"] is False
+
+    run(test())
+
+
+def test_nobody_there(capsys: Capture, tmp_path: Path) -> None:
+    status, out, err = shown(capsys, tmp_path)()
+    assert status == 4 and out == ""
+    assert err == (
+        f"nodenet: no konnectivity here: connect {tmp_path}/admin: no such file; "
+        "start it: nodenet konnectivity server, or name one: --admin 127.0.0.1:8095\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--why", "x", "--connections"),
+        ("--role", "agent", "--why", "x"),
+        ("--admin", "host:port"),
+    ],
+)
+def test_what_cannot_mean_anything(capsys: Capture, arguments: tuple[str, ...]) -> None:
+    assert main(["--id", "nobody", "konnectivity", "show", *arguments]) == 2
+
+
+def report(*, connected: int, error: str | None) -> AgentReport:
+    row = ServerRow(
+        server_id=None,
+        address="10.0.0.5:8091",
+        state="failed",
+        conns=0,
+        dials=0,
+        failed=0,
+        age_s=None,
+        last_error=error,
+        last_error_at=None,
+        dial_ms_p50=None,
+        dial_ms_p99=None,
+        queue_bytes=0,
+    )
+    return AgentReport(
+        ok=False,
+        role="agent",
+        agent_id="a",
+        connected=connected,
+        known=3,
+        count_from="lease",
+        draining=False,
+        servers=[row],
+    )
+
+
+def test_an_agent_with_fewer_servers_than_there_are() -> None:
+    found = report(connected=0, error="x509 unknown authority; check --ca-cert")
+    assert _why_fewer(found) == (
+        "connected to 0 of 3 servers: 10.0.0.5:8091: x509 unknown authority; check --ca-cert"
+    )
+    text = _agent_text(found, Style())
+    assert text.splitlines()[0] == "connected to 0 of 3 servers (count from: lease)"
+    assert text.splitlines()[1].split() == "SERVER-ID ADDRESS STATE CONNS LAST-ERROR".split()
+    assert _why_fewer(report(connected=2, error=None)) == "connected to 2 of 3 servers"
