@@ -1,4 +1,4 @@
-"""nodenet lab: nodes and pods as namespaces of this machine, captured, proved, and removed."""
+"""nodenet lab: nodes and pods as namespaces of this machine, a mesh, proved, and removed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from nodenet.cli.tables import Column, Elide, render_table
 from nodenet.paths import LAB_ID, Instance
 
 if TYPE_CHECKING:
-    from nodenet.lab.demo import DemoReport
-    from nodenet.lab.flows import Flow
     from nodenet.lab.state import LabDir
     from nodenet.lab.status import LabStatus, PodStatus
 
@@ -42,6 +40,7 @@ class UpReport(msgspec.Struct, frozen=True, kw_only=True):
     pods: int
     enrolled: int
     backend: str
+    mesh: bool
     seconds: float
 
 
@@ -90,10 +89,18 @@ def _pods(_instance: Instance) -> list[str]:
     show_default=True,
     help="Address range; IPv6 follows from it.",
 )
+@click.option("--plain", is_flag=True, help="No mesh: the proxies pass plaintext on.")
 @click.option("--keep-on-error", is_flag=True, help="Leave what was made when something fails.")
 @pass_globals
 def up(
-    g: Globals, nodes: int, pods: int, family: str, backend: Any, net: str, keep_on_error: bool
+    g: Globals,
+    nodes: int,
+    pods: int,
+    family: str,
+    backend: Any,
+    net: str,
+    plain: bool,
+    keep_on_error: bool,
 ) -> None:
     """Make the lab; a second time nothing is done."""
     from nodenet.cli.progress import Steps
@@ -108,6 +115,7 @@ def up(
         family=Family(family),
         backend=backend,
         net=net,
+        mesh=not plain,
     )
     done = make(
         plan, _directory(g), Steps(g, STEP_COUNT), keep_on_error=keep_on_error, notice=g.notice
@@ -121,6 +129,7 @@ def up(
         pods=len(plan.pods),
         enrolled=sum(pod.enrolled for pod in plan.pods),
         backend=plan.backend,
+        mesh=plan.mesh,
         seconds=round(done.seconds, 3),
     )
     emit_report(g, report, lambda found, _: _up_text(found))
@@ -167,6 +176,7 @@ _STATUS_COLUMNS = (
     Column("ENROLLED", "enrolled", max=8),
     Column("WORKLOAD", "workload", max=16, value=_workload),
     Column("UP", "up_s", numbers.age, right=True),
+    Column("IDENTITY", "identity", wide=True),
     Column("NETNS", "netns", wide=True),
     Column("COOKIE", "netns_cookie", wide=True, right=True),
     Column("PID", "workload_pid", wide=True, right=True),
@@ -209,78 +219,36 @@ def execute(g: Globals, pod: str, cmd: tuple[str, ...]) -> None:
     become(_directory(g), pod, argv)
 
 
-_FLOW_COLUMNS = (
-    Column("FROM", "from_", value=lambda f: _short(f.from_)),
-    Column("TO", "to", value=lambda f: _short(f.to) + (" (v6)" if f.family == 6 else "")),
-    Column("SIDE", "side"),
-    Column("CAPTURED BY", "captured_by"),
-    Column("LISTENER", "listener", value=lambda f: _listener(f)),
-    Column("ORIGINAL DST", "orig_dst"),
-    Column("SENT", "bytes_sent", numbers.size, right=True),
-    Column("RECV", "bytes_received", numbers.size, right=True),
-    Column("CHECK", "ok", keep=True, value=lambda f: _verdict(f)),
-)
-
-
 @command.command("demo")
 @click.option(
     "--requests", type=int, default=3, show_default=True, help="Connections of each pair."
 )
-@click.option("--pairs", metavar="a1:b2", multiple=True, help="Only these; commas or repeated.")
+@click.option(
+    "--pairs",
+    metavar="a1:b2",
+    multiple=True,
+    help="Only these; commas or repeated; also a1:a2:8081, a1:web.lab.",
+)
 @report_options
 @pass_globals
 def demo(g: Globals, requests: int, pairs: tuple[str, ...]) -> None:
-    """Let the pods talk, and prove what was captured and what was not."""
+    """Let the pods talk, and prove what was captured, encrypted and denied, and what was not."""
+    from nodenet.cli.lab_demo import demo_text
     from nodenet.lab.demo import check
     from nodenet.lab.demo import demo as run
 
     directory = _directory(g)
-    found = emit_report(g, lambda: run(directory, requests=requests, chosen=pairs), _demo_text)
+    found = emit_report(g, lambda: run(directory, requests=requests, chosen=pairs), demo_text)
     check(found)
-
-
-def _listener(flow: Flow) -> str | None:
-    """``a1:15001``: the pod whose namespace the listener is in, by name."""
-    if flow.listener is None:
-        return None
-    owner = flow.to if flow.side == "in" else flow.from_
-    return f"{_short(owner)}:{flow.listener.rpartition(':')[2]}"
-
-
-def _verdict(flow: Flow) -> str:
-    if not flow.ok:
-        return f"FAIL  {flow.why}"
-    if flow.side == "in" and flow.peer_seen:
-        return f"ok  peer seen: {flow.peer_seen.rpartition(':')[0].strip('[]')}"
-    return "ok" if flow.side else "ok  not enrolled, untouched"
-
-
-def _demo_text(report: DemoReport, style: Style) -> str:
-    good = sum(flow.ok for flow in report.flows)
-    said = [f"{len(report.flows)} rows, {good} ok."]
-    if good == len(report.flows):
-        said.append("The apps saw the true peer in every row (getpeername).")
-    rules = report.iptables_rules
-    said.append(
-        "No iptables rule in any namespace."
-        if not rules
-        else f"{rules} iptables rule{'s' * (rules > 1)} in the lab's namespaces."
-    )
-    lines = [render_table(report.flows, _FLOW_COLUMNS, style), " ".join(said), "\n"]
-    far = {flow.to for flow in report.flows if flow.side == "in"}
-    captured = next((f for f in report.flows if f.side == "out" and f.ok and f.to in far), None)
-    if captured is not None:
-        explain = f"nodenet capture explain {_short(captured.from_)} {captured.orig_dst}"
-        lines.append(f"Next: nodenet conn top · {explain} · nodenet lab down\n")
-    return "".join(lines)
 
 
 def _up_text(report: UpReport) -> str:
     if report.already:
         return f"lab already up ({report.pods} pods), nothing to do\n"
+    how = f"{report.backend}{', hbone' * report.mesh}"
     return (
         f"lab up: {report.nodes} nodes, {report.pods} pods, {report.enrolled} of them enrolled "
-        f"({report.backend}), {report.seconds:.1f} s; next: nodenet lab demo\n"
+        f"({how}), {report.seconds:.1f} s; next: nodenet lab demo\n"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodenet.capture.records import PodRecord, read_records
@@ -59,17 +60,15 @@ def enroll(capture: Capture, plan: LabPlan, pod: Pod, *, wait: float) -> bool:
     return bool(result.listeners) or not capture.has_bpf
 
 
-def proxy_argv(plan: LabPlan, node: Node) -> list[str]:
-    """Arguments of the proxy of a node, behind the Python interpreter."""
-    return [
-        "-m",
-        "nodenet.agents.ztunnel",
-        "run",
-        "--id",
-        plan.instance_id,
-        "--node",
-        node.name,
-    ]
+def proxy_argv(plan: LabPlan, node: Node, mesh: Path, ca: Path) -> list[str]:
+    """Arguments of the proxy of a node, behind the Python interpreter.
+
+    ``mesh`` is the mesh file and ``ca`` the directory of the CA, for a lab that has a mesh.
+    """
+    argv = ["-m", "nodenet.agents.ztunnel", "run", "--id", plan.instance_id, "--node", node.name]
+    if plan.mesh:
+        argv += ["--mesh", str(mesh), "--embedded-ca", str(ca)]
+    return argv
 
 
 def enrolments(plan: LabPlan) -> dict[str, PodRecord]:
@@ -97,9 +96,10 @@ def remove(instance: Instance) -> None:
             shutil.rmtree(instance.run, ignore_errors=True)
 
 
-def connections(instance: Instance) -> list[Connection]:
+def connections(instance: Instance, since_boot_ns: int = 0) -> list[Connection]:
     """The kernel's record of every open connection of enrolled pods, the proxies' own included.
 
+    Then those that closed after that moment (CLOCK_BOOTTIME): a denied one does not stay open.
     NotSupported when there are none: an iptables lab on a kernel that cannot run the programs.
     """
     from nodenet.conns.reader import ConnReader
@@ -108,4 +108,5 @@ def connections(instance: Instance) -> list[Connection]:
         raise NotSupported(
             "statistics of this lab", "the capture's programs", hint="see: nodenet doctor"
         )
-    return ConnReader(instance).live(proxy=True)
+    reader = ConnReader(instance)
+    return [*reader.live(proxy=True), *reader.closed(proxy=True, since_boot_ns=since_boot_ns)]

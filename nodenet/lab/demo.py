@@ -1,58 +1,71 @@
 """Traffic between the lab's pods, and the proof of what happened to it.
 
 Every pod that calls somebody runs one calling application, all at the same time. They hold their
-connections open until the kernel's records have been read, so a record cannot be missed.
+connections open until the kernel's records have been read, so a record cannot be missed; then the
+proxies' access logs are read, and at last what has been captured between the nodes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import select
-import subprocess
-import sys
+import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from nodenet.errors import NodenetError, NotFound, UsageError
-from nodenet.kernel.cgroups import Cgroup
-from nodenet.kernel.netns import NetNs, named_path
-from nodenet.lab import capture_glue, cgroups, processes
-from nodenet.lab.flows import Call, Flow, Pair, pairs, rows
-from nodenet.lab.plan import WORKLOAD_PORT, LabPlan, Pod
+from nodenet.capture.records import PodRecord
+from nodenet.errors import NodenetError, UsageError
+from nodenet.kernel.netns import NetNs
+from nodenet.lab import capture_glue, mesh, pcap, scapy_reader
+from nodenet.lab.access_log import AccessLog, LogTail
+from nodenet.lab.callers import calling
+from nodenet.lab.flows import Call, Flow, Pair, Row, pairs, rows
+from nodenet.lab.plan import GUARDED_PORT, LabPlan
 from nodenet.lab.rules import count_rules
+from nodenet.lab.selection import parse_pairs
+from nodenet.lab.sniffer import Sniffer
 from nodenet.lab.state import LabDir, LabState
 from nodenet.lab.status import problems
-from nodenet.lab.verdicts import Evidence, judge
+from nodenet.lab.verdicts import judge
+from nodenet.lab.wire import Wire, WireReport
+from nodenet.lab.witnesses import (
+    Evidence,
+    Witnesses,
+    arrival,
+    arrivals,
+    expect,
+    inbound_lines,
+    local_of,
+)
 
-#: Seconds one connection with its request may take.
-CALL_SECONDS: Final = 3.0
-#: Seconds a calling application has to start, besides its calls.
-_START_SECONDS: Final = 10.0
+#: Seconds the proxies have to write what they know of connections that have ended.
+LOG_SECONDS: Final = 5.0
 #: Requests a pair; each is a connection, and all of them are open at the same time.
 MAX_REQUESTS: Final = 100
+_TOKEN_BYTES: Final = 4
+
+Results = Mapping[Pair, Sequence[Call]]
 
 
 class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
     """The report of ``lab demo``."""
 
     ok: bool
+    mesh: bool
+    """Whether the enrolled pods are a mesh, with HBONE between them."""
+    policy: str | None
+    """The policy in force."""
     flows: tuple[Flow, ...]
     iptables_rules: int
     """Firewall rules in all of the lab's namespaces together."""
+    wire: WireReport
 
 
 class FlowsUnexpected(NodenetError):
     """Some rows of the demo are not as expected."""
-
-
-class CallerFailed(NodenetError):
-    """A calling application ended without an answer."""
 
 
 class LabUnwell(NodenetError):
@@ -75,41 +88,67 @@ def demo(directory: LabDir, *, requests: int = 3, chosen: Sequence[str] = ()) ->
             f"lab {plan.lab} does not work: {wrong[0]}", hint="make it again: sudo nodenet lab up"
         )
     enrolled = capture_glue.enrolments(plan)
-    with contextlib.ExitStack() as stack:
-        callers = [
-            stack.enter_context(_calling(directory, state, pod, calls, requests))
-            for pod, calls in _by_source(wanted).items()
-        ]
-        results = {pair: calls for caller in callers for pair, calls in caller.results().items()}
-        evidence = Evidence(capture_glue.connections(plan.instance) if enrolled else ())
-    flows = tuple(
-        judge(row, results[pair], evidence, enrolled)
-        for pair in wanted
-        for row in rows(pair, enrolled)
-    )
+    proved = [row for pair in wanted for row in rows(pair, enrolled)]
+    results, witnesses, wire = _observe(directory, state, proved, enrolled, requests)
+    flows = tuple(judge(row, results[row.pair], witnesses) for row in proved)
     count = sum(_rules_in(host.netns) for host in plan.hosts)
     redirected_by_rules = any(record.backend == "iptables" for record in enrolled.values())
     return DemoReport(
-        ok=all(flow.ok for flow in flows) and (redirected_by_rules or count == 0),
+        ok=all(flow.ok for flow in flows) and (redirected_by_rules or count == 0) and wire.ok,
+        mesh=plan.mesh,
+        policy=mesh.policy_name(plan),
         flows=flows,
         iptables_rules=count,
+        wire=wire,
     )
 
 
-def parse_pairs(plan: LabPlan, texts: Sequence[str]) -> list[tuple[Pod, Pod]]:
-    """``a1:b2`` or several with commas; UsageError for what is no pair of different pods."""
-    found = []
-    for text in (part for given in texts for part in given.split(",")):
-        names = text.split(":")
-        if len(names) != 2 or names[0] == names[1]:
-            raise UsageError(f"--pairs {text}: not a pair of pods", hint="write e.g. a1:b2")
-        ends = [plan.pod(name) for name in names]
-        for name, pod in zip(names, ends, strict=True):
-            if pod is None:
-                known = " ".join(p.name for p in plan.pods)
-                raise NotFound(f"no pod {name} in lab {plan.lab}", hint=f"it has: {known}")
-        found.append((ends[0], ends[1]))
-    return found  # type: ignore[return-value] # None was refused above
+def _observe(
+    directory: LabDir,
+    state: LabState,
+    proved: Sequence[Row],
+    enrolled: Mapping[str, PodRecord],
+    requests: int,
+) -> tuple[Results, Witnesses, WireReport]:
+    """Makes the calls, and hears every witness."""
+    plan = state.plan()
+    token = f"nn{secrets.token_hex(_TOKEN_BYTES)}"
+    wanted = list(dict.fromkeys(row.pair for row in proved))
+    marks = {pair: f"{token}{number:04x}" for number, pair in enumerate(wanted)}
+    denied = {row.pair for row in proved if expect(row, plan, enrolled).denied}
+    tail = LogTail(_logs(state)) if plan.mesh else None
+    since = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    # under a name of its own at first: somebody else may be running a demo, too
+    capture = directory.capture_path.with_name(f".wire-{token}.pcap")
+    try:
+        with Sniffer(plan.router.netns, capture) as sniffer:
+            with contextlib.ExitStack() as stack:
+                callers = [
+                    stack.enter_context(calling(directory, state, calls, requests, marks, denied))
+                    for calls in _by_source(wanted)
+                ]
+                results = {pair: calls for caller in callers for pair, calls in caller.results()}
+                kernel = Evidence(
+                    capture_glue.connections(plan.instance, since) if enrolled else ()
+                )
+            # their connections end with the callers, and then the proxies write
+            expected = arrivals(proved, results)
+            log = None if tail is None else _await_log(tail, proved, results, kernel, expected)
+        wire, read_by = _read_capture(plan, capture, token)
+        capture.replace(directory.capture_path)
+    finally:
+        capture.unlink(missing_ok=True)
+    report = wire.report(lost=sniffer.lost, read_by=read_by, pcap=str(directory.capture_path))
+    witnesses = Witnesses(
+        plan=plan,
+        enrolled=enrolled,
+        kernel=kernel,
+        log=log,
+        wire=wire,
+        marks=marks,
+        arrivals=expected,
+    )
+    return results, witnesses, report
 
 
 def check(report: DemoReport) -> None:
@@ -117,15 +156,21 @@ def check(report: DemoReport) -> None:
     bad = [flow for flow in report.flows if not flow.ok]
     if bad:
         first = bad[0]
-        source, target = (name.rpartition("/")[2] for name in (first.from_, first.to))
-        family = " (v6)" if first.family == 6 else ""
-        side = "" if first.side is None else f" {first.side}"
-        at = target if first.side == "in" else source
+        at = first.server if first.side == "in" else first.from_
         raise FlowsUnexpected(
             f"{len(bad)} of {len(report.flows)} flows not as expected: "
-            f"{source}->{target}{family}{side}: {first.why}",
-            hint=f"see: nodenet capture verify {at}",
+            f"{_described(first)}: {first.why}",
+            hint=f"see: nodenet capture verify {_short(at)}",
         )
+    wire = report.wire
+    if not wire.ok:
+        if wire.lost:
+            what = f"{wire.lost} packets were not captured"
+        elif wire.not_tls:
+            what = f"not TLS to 15008: {wire.not_tls[0]}"
+        else:
+            what = f"{wire.plaintext_in_mesh} plaintext markers between enrolled pods"
+        raise FlowsUnexpected(f"between the nodes: {what}", hint=f"see: {wire.pcap}")
     if not report.ok:
         raise FlowsUnexpected(
             f"firewall rules in the lab's namespaces: {report.iptables_rules}, expected none",
@@ -133,11 +178,24 @@ def check(report: DemoReport) -> None:
         )
 
 
-def _by_source(wanted: Sequence[Pair]) -> dict[Pod, list[Pair]]:
-    found: dict[Pod, list[Pair]] = {}
+def _described(flow: Flow) -> str:
+    """``a1->a2:8081 (v6) in``."""
+    port = f":{flow.to_port}" if flow.to_port == GUARDED_PORT else ""
+    by = "" if flow.to == flow.server else f" (by {_short(flow.server)})"
+    family = " (v6)" if flow.family == 6 else ""
+    side = "" if flow.side is None else f" {flow.side}"
+    return f"{_short(flow.from_)}->{_short(flow.to)}{port}{by}{family}{side}"
+
+
+def _short(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _by_source(wanted: Sequence[Pair]) -> list[list[Pair]]:
+    found: dict[str, list[Pair]] = {}
     for pair in wanted:
-        found.setdefault(pair.source, []).append(pair)
-    return found
+        found.setdefault(pair.source.name, []).append(pair)
+    return list(found.values())
 
 
 def _rules_in(name: str) -> int:
@@ -145,69 +203,31 @@ def _rules_in(name: str) -> int:
         return count_rules(namespace)
 
 
-class _Caller:
-    """A calling application that has been told whom to call."""
-
-    def __init__(self, pod: Pod, calls: Sequence[Pair], process: subprocess.Popen[bytes]) -> None:
-        self._pod = pod
-        self._calls = calls
-        self._process = process
-        self._deadline = time.monotonic() + _START_SECONDS + CALL_SECONDS * len(calls)
-
-    def results(self) -> Mapping[Pair, list[Call]]:
-        """Waits for the answer; CallerFailed when the application ends or is too late."""
-        output = self._process.stdout
-        assert output is not None
-        poll = select.poll()
-        poll.register(output, select.POLLIN)
-        answer = bytearray()
-        while not answer.endswith(b"\n"):
-            left = self._deadline - time.monotonic()
-            if left <= 0 or not poll.poll(left * 1000):
-                raise CallerFailed(f"calls from {self._pod.full_name} are not done in time")
-            chunk = os.read(output.fileno(), 1 << 16)
-            if not chunk:
-                raise CallerFailed(f"the calling app in {self._pod.full_name} ended early")
-            answer += chunk
-        found = msgspec.json.decode(answer, type=list[list[Call]])
-        return dict(zip(self._calls, found, strict=True))
+def _logs(state: LabState) -> list[Path]:
+    return [Path(process.log) for process in state.processes if process.role == "proxy"]
 
 
-@contextlib.contextmanager
-def _calling(
-    directory: LabDir, state: LabState, pod: Pod, calls: Sequence[Pair], requests: int
-) -> Iterator[_Caller]:
-    """An application in a pod that makes these calls and holds them open for the block."""
-    cgroup = None
-    if state.cgroup is not None:
-        cgroup = Cgroup.create(cgroups.host_cgroup(Path(state.cgroup), pod)).path
-    argv = processes.launch_argv(
-        [sys.executable, "-m", "nodenet.lab.workload", "call", "--timeout", str(CALL_SECONDS)],
-        netns=named_path(pod.netns),
-        cgroup=cgroup,
-        hosts_file=directory.hosts_path,
-        keep_input=True,
-    )
-    targets = [
-        {
-            "address": str(pair.target.address(pair.family)),
-            "port": WORKLOAD_PORT,
-            "count": requests,
-        }
-        for pair in calls
-    ]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdin is not None
-            # the gate's byte; a caller whose maker dies ends by itself, so it needs no record
-            process.stdin.write(b"g" + json.dumps(targets).encode() + b"\n")
-            process.stdin.flush()
-            yield _Caller(pod, calls, process)
-        finally:
-            with contextlib.suppress(BrokenPipeError):
-                assert process.stdin is not None
-                process.stdin.close()
-            try:
-                process.wait(_START_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
+def _await_log(
+    tail: LogTail,
+    proved: Sequence[Row],
+    results: Results,
+    kernel: Evidence,
+    expected: Mapping[tuple[str, str], int],
+) -> AccessLog:
+    """The access logs, when every captured call is in them on every captured side."""
+
+    def is_logged(log: AccessLog, row: Row) -> bool:
+        if row.side == "out":
+            return all(log.outbound(local_of(call, kernel) or "") for call in results[row.pair])
+        return row.side is None or len(inbound_lines(log, row)) >= expected[arrival(row)]
+
+    return tail.read_until(lambda log: all(is_logged(log, row) for row in proved), LOG_SECONDS)
+
+
+def _read_capture(plan: LabPlan, path: Path, token: str) -> tuple[Wire, str]:
+    """What is in the file, and who has read it."""
+    addressed = [*plan.members, *([plan.service] if plan.service else [])]
+    members = {str(address) for host in addressed for address in host.addresses}
+    if scapy_reader.available():
+        return Wire(scapy_reader.read(path), members, token), scapy_reader.name()
+    return Wire(pcap.read(path), members, token), "nodenet"

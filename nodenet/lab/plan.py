@@ -4,6 +4,9 @@ Pods are called by a letter and the number of their node: ``a1`` and ``b1`` live
 on ``n2``. The first pod of each node is enrolled, the others are there to show that nothing
 happens to them. Everything routes: a pod has a /32 and its node as gateway (as the ptp CNI plugin
 does it), the nodes have a router between them, and that router leads nowhere else.
+
+The enrolled pods are a mesh, unless the lab is a plain one: HBONE between them, a service with an
+endpoint on each of the first two nodes, and a second port of every pod that is for one pod alone.
 """
 
 from __future__ import annotations
@@ -23,10 +26,20 @@ Backend = Literal["ebpf", "iptables"]
 DEFAULT_NET: Final = "10.77.0.0/16"
 #: The port every pod's workload answers on.
 WORKLOAD_PORT: Final = 8080
+#: The other one: in a mesh a policy keeps it for one pod.
+GUARDED_PORT: Final = 8081
+WORKLOAD_PORTS: Final = (WORKLOAD_PORT, GUARDED_PORT)
 #: Namespace part of a lab pod's name: ``lab/a1``.
 POD_NAMESPACE: Final = "lab"
 MAX_NODES: Final = 32
 """A lab runs a proxy a node and is proved pair by pair; more than this is no longer a try-out."""
+SERVICE_NAME: Final = "web"
+SERVICE_PORT: Final = 80
+"""Of the service; behind it is `WORKLOAD_PORT`."""
+#: How many pods stand behind the service, each on a node of its own.
+MAX_ENDPOINTS: Final = 2
+#: The part of the range that no node has and nothing routes to: virtual addresses.
+_VIRTUAL_NET: Final = 255
 #: ``n`` is left out: n1 is a node.
 _POD_LETTERS: Final = string.ascii_lowercase.replace("n", "")
 MAX_PODS_PER_NODE: Final = len(_POD_LETTERS)
@@ -62,12 +75,10 @@ class Family(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """A namespace with at most one address of each family: a node or a pod."""
+class Addressed:
+    """What has a name and at most one address of each family."""
 
     name: str
-    netns: str
-    """Name of the namespace below /run/netns."""
     ip4: ipaddress.IPv4Address | None
     ip6: ipaddress.IPv6Address | None
 
@@ -82,6 +93,14 @@ class Host:
     def addresses(self) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, ...]:
         """All of them, IPv4 first."""
         return tuple(a for a in (self.ip4, self.ip6) if a is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host(Addressed):
+    """A namespace: the router, a node or a pod."""
+
+    netns: str
+    """Name of the namespace below /run/netns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +126,18 @@ class Pod(Host):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualService(Addressed):
+    """A service: addresses that nobody has, and the pods that answer for it."""
+
+    endpoints: tuple[Pod, ...]
+
+    @property
+    def full_name(self) -> str:
+        """``lab/web.lab``: namespace and hostname, its key in the mesh."""
+        return f"{POD_NAMESPACE}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LabPlan:
     """A whole lab. Equal plans make equal labs, so `up` compares the plan with what is up."""
 
@@ -116,6 +147,8 @@ class LabPlan:
     net6: ipaddress.IPv6Network
     family: Family
     backend: Backend
+    mesh: bool
+    """HBONE between the enrolled pods; False: their proxies pass plaintext on."""
     router: Host
     nodes: tuple[Node, ...]
     pods: tuple[Pod, ...]
@@ -142,11 +175,36 @@ class LabPlan:
         """The pods on that node, in order."""
         return tuple(p for p in self.pods if p.node == node.name)
 
+    @property
+    def members(self) -> tuple[Pod, ...]:
+        """The pods of the mesh: to them goes HBONE. None in a plain lab."""
+        return tuple(p for p in self.pods if p.enrolled) if self.mesh else ()
+
+    @property
+    def service(self) -> VirtualService | None:
+        """The service of the mesh; its addresses are in the lab's range and routed nowhere."""
+        if not self.members:
+            return None
+        virtual = _VIRTUAL_NET
+        return VirtualService(
+            name=f"{SERVICE_NAME}.{POD_NAMESPACE}",
+            ip4=self.net4[(virtual << 8) + 1] if self.family.v4 else None,
+            ip6=self.net6[(virtual << 96) + 1] if self.family.v6 else None,
+            endpoints=self.members[:MAX_ENDPOINTS],
+        )
+
+    @property
+    def privileged(self) -> Pod | None:
+        """The one pod that a policy lets reach `GUARDED_PORT` of the others; None: no policy."""
+        return self.members[0] if self.members else None
+
     def hosts_file(self) -> str:
         """Text for /etc/hosts inside the pods, so that ``curl a2:8080`` works."""
         lines = ["127.0.0.1 localhost", "::1 localhost"]
         for host in (*self.nodes, *self.pods):
             lines += [f"{a} {host.name} {host.name}.{POD_NAMESPACE}" for a in host.addresses]
+        if self.service is not None:
+            lines += [f"{a} {self.service.name}" for a in self.service.addresses]
         return "\n".join(lines) + "\n"
 
 
@@ -193,11 +251,12 @@ def make_plan(
     backend: Backend = "ebpf",
     net: str = DEFAULT_NET,
     enroll: bool = True,
+    mesh: bool = True,
 ) -> LabPlan:
     """The lab with that many nodes and that many pods on each.
 
-    ``enroll`` False makes one that captures nothing: namespaces and workloads alone. Raises
-    UsageError for counts that have no address or letter, or a range that is no /16.
+    ``enroll`` False makes one that captures nothing: namespaces and workloads alone, and no mesh.
+    Raises UsageError for counts that have no address or letter, or a range that is no /16.
     """
     if not 1 <= nodes <= MAX_NODES:
         raise UsageError(f"--nodes {nodes}: out of range 1-{MAX_NODES}")
@@ -221,6 +280,7 @@ def make_plan(
         net6=net6,
         family=family,
         backend=backend,
+        mesh=mesh and enroll,
         router=Host(name=_ROUTER, netns=namespace_name(lab, _ROUTER), ip4=ip4(0, 1), ip6=ip6(0, 1)),
         nodes=tuple(
             Node(

@@ -14,8 +14,9 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from nodenet.errors import NodenetError
@@ -78,8 +79,9 @@ def start(
     hosts_file: Path,
     log: Path,
     record: Callable[[ProcessRecord], None],
+    environ: Mapping[str, str] = MappingProxyType({}),
 ) -> ProcessRecord:
-    """Starts ``argv`` inside a namespace and returns at once.
+    """Starts ``argv`` inside a namespace and returns at once; ``environ`` is added to this one's.
 
     The process waits until ``record`` has returned; if this process dies before that, it ends by
     itself. Output goes to ``log``, input is /dev/null, the process leads a session of its own.
@@ -91,7 +93,7 @@ def start(
         pid = os.posix_spawn(
             script[0],
             script,
-            os.environ,
+            {**os.environ, **environ},
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, gate_read, 0),
                 (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),

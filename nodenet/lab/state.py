@@ -56,6 +56,7 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True):
     backend: Backend
     net: str
     enroll: bool
+    mesh: bool = False
     namespaces: tuple[str, ...] = ()
     cgroup: str | None = None
     """The cgroup all processes of the lab live below; None without cgroup2."""
@@ -76,6 +77,7 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True):
             backend=self.backend,
             net=self.net,
             enroll=self.enroll,
+            mesh=self.mesh,
         )
 
 
@@ -100,6 +102,7 @@ def state_of(plan: LabPlan, *, now: float, cgroup: Path | None) -> LabState:
         backend=plan.backend,
         net=str(plan.net4),
         enroll=any(p.enrolled for p in plan.pods),
+        mesh=plan.mesh,
         namespaces=tuple(h.netns for h in plan.hosts),
         cgroup=None if cgroup is None else str(cgroup),
     )
@@ -131,6 +134,24 @@ class LabDir:
     def lock_path(self) -> Path:
         """The lock file, beside the directory so that the directory can go while it is held."""
         return self.root / f".{self.lab}.lock"
+
+    @property
+    def mesh_path(self) -> Path:
+        """The static mesh that the proxies share.
+
+        In a directory of its own: they watch it, and the state file changes often.
+        """
+        return self.path / "mesh" / "mesh.yaml"
+
+    @property
+    def ca_path(self) -> Path:
+        """Directory of the embedded CA that the proxies share."""
+        return self.path / "ca"
+
+    @property
+    def capture_path(self) -> Path:
+        """The packets between the nodes during the last demo."""
+        return self.path / "wire.pcap"
 
     @property
     def logs(self) -> Path:
@@ -175,7 +196,8 @@ class LabDir:
 
     def remove(self) -> None:
         """Removes the directory, the state file last, and the parents when they are empty."""
-        shutil.rmtree(self.logs, ignore_errors=True)
+        for directory in (self.logs, self.mesh_path.parent, self.ca_path):
+            shutil.rmtree(directory, ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):
             for entry in self.path.iterdir():
                 if entry != self.state_path:

@@ -9,7 +9,7 @@ import msgspec
 
 from nodenet.errors import NotFound
 from nodenet.kernel.netns import NetNs, NotANetNs
-from nodenet.lab import capture_glue, processes
+from nodenet.lab import capture_glue, mesh, processes
 from nodenet.lab.plan import WORKLOAD_PORT, Host
 from nodenet.lab.state import LabDir, LabState, Phase, ProcessRecord
 
@@ -25,6 +25,8 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
     netns_cookie: str | None
     """None: the namespace is gone."""
     enrolled: Literal["ebpf", "iptables"] | None
+    identity: str | None
+    """SPIFFE id in the lab's mesh; None: not a member."""
     workload: str
     """``http:8080``."""
     workload_pid: int | None
@@ -41,6 +43,8 @@ class LabStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: Phase
     net: str
     backend: str
+    mesh: bool
+    """Whether there is HBONE between the enrolled pods."""
     problems: tuple[str, ...]
     """What is not as `lab up` left it, one sentence each."""
     pods: tuple[PodStatus, ...]
@@ -82,6 +86,7 @@ def status(directory: LabDir, *, now: float | None = None) -> LabStatus:
                 netns=pod.netns,
                 netns_cookie=None if cookie is None else str(cookie),
                 enrolled=record.backend if record else None,
+                identity=mesh.identity(pod) if pod in plan.members else None,
                 workload=f"http:{WORKLOAD_PORT}",
                 workload_pid=_pid(workloads.get(pod.name)),
                 up_s=round(max(0.0, moment - state.made_at), 3),
@@ -94,6 +99,7 @@ def status(directory: LabDir, *, now: float | None = None) -> LabStatus:
         state=state.phase,
         net=state.net,
         backend=state.backend,
+        mesh=state.mesh,
         problems=tuple(wrong),
         pods=tuple(pods),
     )

@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +22,10 @@ import msgspec
 from nodenet.errors import NodenetError, NotPermitted, NotSupported
 from nodenet.kernel.cgroups import Cgroup
 from nodenet.kernel.netns import NetNs, named_path
-from nodenet.lab import capture_glue, cgroups, processes
+from nodenet.lab import capture_glue, cgroups, mesh, processes
 from nodenet.lab.down import leftovers, remove_locked
 from nodenet.lab.network import make_network
-from nodenet.lab.plan import WORKLOAD_PORT, LabPlan, Node, Pod
+from nodenet.lab.plan import WORKLOAD_PORT, WORKLOAD_PORTS, LabPlan, Node, Pod
 from nodenet.lab.ranges import check_ranges
 from nodenet.lab.state import LabDir, LabState, ProcessRecord, Role, StateBroken, state_of
 from nodenet.lab.status import problems
@@ -41,6 +41,8 @@ WORKLOAD_SECONDS: Final = 10.0
 PROXY_SECONDS: Final = 10.0
 _FIRST_WAIT_SECONDS: Final = 2.0
 _RETRY_SECONDS: Final = 0.01
+#: What `lab demo` reads are lines of JSON.
+_PROXY_ENVIRON: Final = {"LOG_FORMAT": "json"}
 
 
 class Steps(Protocol):
@@ -138,7 +140,7 @@ def _standing(plan: LabPlan, directory: LabDir, notice: Callable[[str], None]) -
 
 def _difference(state: LabState, plan: LabPlan) -> str:
     wanted = state_of(plan, now=0, cgroup=None)
-    names = ("nodes", "pods", "family", "backend", "net", "enroll")
+    names = ("nodes", "pods", "family", "backend", "net", "enroll", "mesh")
     return ", ".join(
         f"{name} {getattr(state, name)}, asked {getattr(wanted, name)}"
         for name in names
@@ -175,11 +177,12 @@ class _Maker:
         with steps.step(f"namespaces: {len(plan.nodes)} nodes, {len(plan.pods)} pods"):
             self._directory.hosts_path.write_text(plan.hosts_file())
             make_network(plan)
-        with steps.step("workloads"):
-            # They start while the capture is loaded; the last step looks whether they answer.
+        with steps.step("workloads and proxies"):
+            # They start while the capture is loaded; the last steps look whether they answer.
             workloads = {pod.name: self._start_workload(pod) for pod in plan.pods}
-        if any(pod.enrolled for pod in plan.pods):
-            self._capture(steps)
+            proxies = self._start_proxies()
+        if proxies:
+            self._capture(steps, proxies)
         with steps.step("answers"):
             for pod in plan.pods:
                 _await_workload(pod, workloads[pod.name])
@@ -187,19 +190,22 @@ class _Maker:
                 self._start_client(pod, peer)
         self._write(phase="up")
 
-    def _capture(self, steps: Steps) -> None:
+    def _capture(self, steps: Steps, proxies: Mapping[str, ProcessRecord]) -> None:
         plan = self._plan
         with steps.step(f"capture: {plan.backend}"):
             capture = capture_glue.load(plan)
-        with capture, steps.step("proxies and enrolment"):
-            proxies = {
-                node.name: self._start_proxy(node)
-                for node in plan.nodes
-                if any(pod.enrolled for pod in plan.pods_of(node))
-            }
+        with capture, steps.step("enrolment"):
             for pod in plan.pods:
                 if pod.enrolled:
                     self._enroll(capture, pod, proxies[pod.node])
+
+    def _start_proxies(self) -> dict[str, ProcessRecord]:
+        """A proxy for each node that has an enrolled pod, by the node's name."""
+        plan = self._plan
+        if plan.mesh:
+            mesh.write(plan, self._directory.mesh_path)
+        nodes = {pod.node for pod in plan.pods if pod.enrolled}
+        return {node.name: self._start_proxy(node) for node in plan.nodes if node.name in nodes}
 
     def _enroll(self, capture: Capture, pod: Pod, proxy: ProcessRecord) -> None:
         deadline = time.monotonic() + PROXY_SECONDS
@@ -210,7 +216,7 @@ class _Maker:
 
     def _start_workload(self, pod: Pod) -> ProcessRecord:
         argv = ["-m", "nodenet.lab.workload", "serve"]
-        argv += ["--pod", pod.full_name, "--port", str(WORKLOAD_PORT)]
+        argv += ["--pod", pod.full_name, *(f"--port={port}" for port in WORKLOAD_PORTS)]
         root = self._cgroup
         cgroup = None if root is None else Cgroup.create(cgroups.host_cgroup(root, pod)).path
         return self._start("workload", pod, argv, cgroup)
@@ -223,12 +229,18 @@ class _Maker:
         self._start("client", pod, argv, cgroup)
 
     def _start_proxy(self, node: Node) -> ProcessRecord:
-        root = self._cgroup
+        root, directory = self._cgroup, self._directory
         cgroup = None if root is None else Cgroup.create(cgroups.proxy_cgroup(root)).path
-        return self._start("proxy", node, capture_glue.proxy_argv(self._plan, node), cgroup)
+        argv = capture_glue.proxy_argv(self._plan, node, directory.mesh_path, directory.ca_path)
+        return self._start("proxy", node, argv, cgroup, _PROXY_ENVIRON)
 
     def _start(
-        self, role: Role, host: Node | Pod, argv: list[str], cgroup: Path | None
+        self,
+        role: Role,
+        host: Node | Pod,
+        argv: list[str],
+        cgroup: Path | None,
+        environ: Mapping[str, str] | None = None,
     ) -> ProcessRecord:
         return processes.start(
             [sys.executable, *argv],
@@ -239,6 +251,7 @@ class _Maker:
             hosts_file=self._directory.hosts_path,
             log=self._directory.logs / f"{host.name}{'-client' if role == 'client' else ''}.log",
             record=self._record,
+            environ=environ or {},
         )
 
     def _record(self, process: ProcessRecord) -> None:

@@ -1,21 +1,19 @@
-"""What a demo says: chosen pairs, the error of the first bad row, the table."""
+"""What a demo says when something is not as expected."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from nodenet.cli import lab as cli
-from nodenet.cli.style import Style
-from nodenet.errors import NotFound, UsageError
-from nodenet.lab.demo import DemoReport, FlowsUnexpected, check, parse_pairs
+from nodenet.lab.demo import DemoReport, FlowsUnexpected, check
 from nodenet.lab.flows import Flow
-from nodenet.lab.plan import make_plan
+from nodenet.lab.wire import WireReport
 
-PLAN = make_plan()
 GOOD = Flow(
     from_="lab/a1",
     to="lab/a2",
+    to_port=8080,
+    server="lab/a2",
     family=4,
     side="out",
     captured_by="ebpf",
@@ -25,75 +23,91 @@ GOOD = Flow(
     bytes_received=12_702,
     peer_seen="10.77.2.2:8080",
     conn_id="3a01",
+    protocol="hbone",
+    src_identity="spiffe://cluster.local/ns/lab/sa/a1",
+    dst_identity="spiffe://cluster.local/ns/lab/sa/a2",
+    decision="allow",
+    policy=None,
+    status=None,
+    app_saw="answer",
+    wire=None,
     expected="captured-out",
     ok=True,
     why=None,
 )
-INWARD = msgspec.structs.replace(
-    GOOD, side="in", listener="[fd77:2::2]:15006", family=6, orig_dst="[fd77:2::2]:8080",
-    bytes_sent=12_702, bytes_received=83, peer_seen="[fd77:1::2]:4711", expected="captured-in",
-)  # fmt: skip
-UNTOUCHED = msgspec.structs.replace(
-    GOOD, from_="lab/b1", to="lab/b2", side=None, captured_by="none", listener=None, orig_dst=None,
-    expected="untouched",
-)  # fmt: skip
 BAD = msgspec.structs.replace(
-    INWARD, family=4, captured_by="none", listener=None, orig_dst=None, ok=False,
+    GOOD, side="in", captured_by="none", listener=None, orig_dst=None, ok=False,
     why="listener a2:15006 not reached, app got it directly",
 )  # fmt: skip
+WIRE = WireReport(
+    ok=True,
+    packets=623,
+    lost=0,
+    ports=(15008,),
+    tls_records=150,
+    plaintext_in_mesh=0,
+    plaintext_elsewhere=72,
+    not_tls=(),
+    read_by="scapy 2.6",
+    pcap="/run/nodenet/lab/x/wire.pcap",
+)
 
 
-def _report(*flows: Flow, rules: int = 0, ok: bool | None = None) -> DemoReport:
-    good = all(f.ok for f in flows) if ok is None else ok
-    return DemoReport(ok=good, flows=flows, iptables_rules=rules)
+def _report(
+    *flows: Flow, rules: int = 0, wire: WireReport = WIRE, ok: bool | None = None
+) -> DemoReport:
+    good = all(f.ok for f in flows) and wire.ok if ok is None else ok
+    return DemoReport(
+        ok=good, mesh=True, policy="lab/only-a1", flows=flows, iptables_rules=rules, wire=wire
+    )
 
 
-def test_pairs_are_read_by_both_names_with_commas_or_repeated() -> None:
-    found = parse_pairs(PLAN, ["a1:b2,lab/b1:a1", "a2:a1"])
-    assert [(a.name, b.name) for a, b in found] == [("a1", "b2"), ("b1", "a1"), ("a2", "a1")]
-
-
-@pytest.mark.parametrize("text", ["a1", "a1:", "a1:a1", "a1:b1:a2", ""])
-def test_what_is_no_pair(text: str) -> None:
-    with pytest.raises((UsageError, NotFound)):
-        parse_pairs(PLAN, [text])
+def _line(report: DemoReport) -> str:
+    with pytest.raises(FlowsUnexpected) as caught:
+        check(report)
+    assert caught.value.exit_code == 1
+    return caught.value.line()
 
 
 def test_all_well_raises_nothing() -> None:
-    check(_report(GOOD, INWARD, UNTOUCHED))
+    check(_report(GOOD))
 
 
 def test_the_documented_error_names_the_first_bad_row() -> None:
-    with pytest.raises(FlowsUnexpected) as caught:
-        check(_report(GOOD, BAD, BAD))
-    assert caught.value.line() == (
+    assert _line(_report(GOOD, BAD, BAD)) == (
         "2 of 3 flows not as expected: a1->a2 in: listener a2:15006 not reached, "
         "app got it directly; see: nodenet capture verify a2"
     )
-    assert caught.value.exit_code == 1
+
+
+def test_another_port_and_a_service_are_named() -> None:
+    port = msgspec.structs.replace(BAD, to_port=8081, family=6)
+    assert _line(_report(port)).startswith("1 of 1 flows not as expected: a1->a2:8081 (v6) in: ")
+    service = msgspec.structs.replace(BAD, to="lab/web.lab", to_port=80, side="out")
+    assert _line(_report(service)).startswith(
+        "1 of 1 flows not as expected: a1->web.lab (by a2) out: "
+    )
+    assert _line(_report(service)).endswith("; see: nodenet capture verify a1")
 
 
 def test_rules_alone_are_an_error_too() -> None:
-    with pytest.raises(FlowsUnexpected, match="lab's namespaces: 3, expected none"):
-        check(_report(GOOD, rules=3, ok=False))
+    assert "lab's namespaces: 3, expected none" in _line(_report(GOOD, rules=3, ok=False))
 
 
-def test_the_table() -> None:
-    text = cli._demo_text(_report(GOOD, INWARD, UNTOUCHED), Style())
-    rows = [line.split() for line in text.splitlines()]
-    assert rows[1] == "a1 a2 out ebpf a1:15001 10.77.2.2:8080 83 12.4K ok".split()
-    assert rows[2] == (
-        "a1 a2 (v6) in ebpf a2:15006 [fd77:2::2]:8080 12.4K 83 ok peer seen: fd77:1::2".split()
-    )
-    assert rows[3] == "b1 b2 - none - - 83 12.4K ok not enrolled, untouched".split()
-    assert text.splitlines()[4] == (
-        "3 rows, 3 ok. The apps saw the true peer in every row (getpeername). "
-        "No iptables rule in any namespace."
-    )
-    assert "capture explain a1 10.77.2.2:8080" in text
-
-
-def test_a_bad_row_takes_the_claim_away() -> None:
-    text = cli._demo_text(_report(BAD, rules=2), Style())
-    assert "FAIL  listener a2:15006 not reached" in text
-    assert text.splitlines()[2:] == ["1 rows, 0 ok. 2 iptables rules in the lab's namespaces."]
+@pytest.mark.parametrize(
+    "changes, error",
+    [
+        ({"lost": 2}, "between the nodes: 2 packets were not captured; see: "),
+        (
+            {"not_tls": ("10.77.1.2 -> 10.77.2.2: port 22",)},
+            "between the nodes: not TLS to 15008: 10.77.1.2 -> 10.77.2.2: port 22; see: ",
+        ),
+        (
+            {"plaintext_in_mesh": 6},
+            "between the nodes: 6 plaintext markers between enrolled pods; see: ",
+        ),
+    ],
+)
+def test_the_wire_alone_is_an_error_too(changes: dict[str, object], error: str) -> None:
+    wire = msgspec.structs.replace(WIRE, ok=False, **changes)
+    assert _line(_report(GOOD, wire=wire)) == f"{error}/run/nodenet/lab/x/wire.pcap"

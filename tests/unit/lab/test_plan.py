@@ -116,6 +116,38 @@ def test_hosts_file_names_pods_and_nodes() -> None:
     assert "10.77.1.1 n1 n1.lab" in lines
 
 
+def test_a_mesh_of_the_enrolled_pods_with_a_service_on_two_nodes() -> None:
+    lab = make_plan(nodes=3, pods=2)
+    assert [p.name for p in lab.members] == ["a1", "a2", "a3"]
+    assert lab.privileged is not None and lab.privileged.name == "a1"
+    service = lab.service
+    assert service is not None
+    assert (service.full_name, str(service.ip4), str(service.ip6)) == (
+        "lab/web.lab", "10.77.255.1", "fd77:ff::1",
+    )  # fmt: skip
+    assert [p.name for p in service.endpoints] == ["a1", "a2"]
+    assert "10.77.255.1 web.lab" in lab.hosts_file().splitlines()
+    assert "fd77:ff::1 web.lab" in lab.hosts_file().splitlines()
+
+
+@pytest.mark.parametrize("nodes, pods", [(1, 1), (plan.MAX_NODES, plan.MAX_PODS_PER_NODE)])
+def test_virtual_addresses_are_in_the_range_and_on_no_node(nodes: int, pods: int) -> None:
+    lab = make_plan(nodes=nodes, pods=pods)
+    assert lab.service is not None
+    assert lab.service.ip4 in lab.net4 and lab.service.ip6 in lab.net6
+    for node in lab.nodes:
+        assert node.net4 is not None and lab.service.ip4 not in node.net4
+        assert node.net6 is not None and lab.service.ip6 not in node.net6
+
+
+@pytest.mark.parametrize("options", [{"mesh": False}, {"enroll": False}])
+def test_without_a_mesh_there_is_no_member_service_or_policy(options: dict[str, bool]) -> None:
+    lab = make_plan(**options)  # type: ignore[arg-type]
+    assert (lab.mesh, lab.members, lab.service, lab.privileged) == (False, (), None, None)
+    assert "web" not in lab.hosts_file()
+    assert lab != make_plan()
+
+
 def test_pods_are_found_by_both_names() -> None:
     lab = make_plan()
     assert lab.pod("a2") is lab.pod("lab/a2") is lab.pods[2]

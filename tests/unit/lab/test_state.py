@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 
@@ -44,6 +45,24 @@ def test_state_comes_back_and_makes_the_same_plan(directory: LabDir) -> None:
     assert len(state.namespaces) == 1 + 3 + 6
 
 
+@pytest.mark.parametrize("mesh", [True, False])
+def test_the_mode_is_part_of_what_comes_back(directory: LabDir, mesh: bool) -> None:
+    plan = make_plan(instance_id="x", mesh=mesh)
+    directory.write(state_of(plan, now=5.0, cgroup=None))
+    assert directory.require().plan() == plan
+    assert directory.require().plan() != make_plan(instance_id="x", mesh=not mesh)
+
+
+def test_a_state_from_before_there_was_a_mesh_is_of_a_plain_lab(directory: LabDir) -> None:
+    plan = make_plan(instance_id="x", mesh=False)
+    directory.write(state_of(plan, now=5.0, cgroup=None))
+    text = directory.state_path.read_text()
+    older = re.sub(r'\n\s*"mesh": false,', "", text)
+    assert older != text
+    directory.state_path.write_text(older)
+    assert directory.require().plan() == plan
+
+
 def test_no_lab(directory: LabDir) -> None:
     assert directory.read() is None
     with pytest.raises(NotFound) as caught:
@@ -79,6 +98,11 @@ def test_remove_leaves_nothing_but_the_root(directory: LabDir) -> None:
     directory.hosts_path.write_text("x")
     directory.logs.mkdir()
     (directory.logs / "a1.log").write_text("x")
+    directory.mesh_path.parent.mkdir()
+    directory.mesh_path.write_text("x")
+    directory.ca_path.mkdir()
+    (directory.ca_path / "authority.pem").write_text("x")
+    directory.capture_path.write_bytes(b"x")
     directory.remove()
     directory.remove()
     assert list(directory.root.iterdir()) == []

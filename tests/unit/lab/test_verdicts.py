@@ -1,4 +1,4 @@
-"""A row is ok only when all three witnesses agree."""
+"""A row is ok only when all witnesses agree: rows of a lab without a mesh."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from nodenet.capture.records import Backend, PodRecord
 from nodenet.conns.connection import Connection
 from nodenet.lab.flows import Call, Flow, Pair, Row, Seen
 from nodenet.lab.plan import make_plan
-from nodenet.lab.verdicts import Evidence, judge
+from nodenet.lab.verdicts import judge
+from nodenet.lab.witnesses import Evidence, Witnesses
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-PLAN = make_plan()
+PLAN = make_plan(mesh=False)
 A1, B1, A2, B2 = PLAN.pods
 
 
@@ -94,13 +95,19 @@ CALL = Call(
     bytes_received=12_702,
     seen=SEEN,
     error=None,
+    saw="answer",
 )
 PAIR = Pair(source=A1, target=A2, family=4)
-OUT, IN, NEITHER = Row(PAIR, "out"), Row(PAIR, "in"), Row(PAIR, None)
+OUT, IN, NEITHER = Row(PAIR, "out", A2), Row(PAIR, "in", A2), Row(PAIR, None, A2)
 
 
 def _judge(row: Row, calls: object, connections: object, enrolled: object = ENROLLED) -> Flow:
-    return judge(row, calls, Evidence(connections), enrolled)  # type: ignore[arg-type]
+    witnesses = Witnesses(
+        plan=PLAN,
+        enrolled=enrolled,  # type: ignore[arg-type]
+        kernel=Evidence(connections),  # type: ignore[arg-type]
+    )
+    return judge(row, calls, witnesses)  # type: ignore[arg-type]
 
 
 def test_a_captured_flow_from_the_calling_side() -> None:
@@ -108,6 +115,8 @@ def test_a_captured_flow_from_the_calling_side() -> None:
     assert msgspec.to_builtins(flow) == {
         "from": "lab/a1",
         "to": "lab/a2",
+        "to_port": 8080,
+        "server": "lab/a2",
         "family": 4,
         "side": "out",
         "captured_by": "ebpf",
@@ -117,6 +126,14 @@ def test_a_captured_flow_from_the_calling_side() -> None:
         "bytes_received": 12_702,
         "peer_seen": "10.77.2.2:8080",
         "conn_id": "a",
+        "protocol": "tcp",
+        "src_identity": None,
+        "dst_identity": None,
+        "decision": None,
+        "policy": None,
+        "status": None,
+        "app_saw": "answer",
+        "wire": None,
         "expected": "captured-out",
         "ok": True,
         "why": None,
