@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import deque
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ WRITE_BYTES: Final = 256 * 1024
 HELD_BYTES: Final = 1024 * 1024
 #: For the CLOSE_RSP (konnectivity-client: CloseTimeout).
 CLOSE_SECONDS: Final = 10.0
-#: For the server to end the call after us, before a connection of its own is closed anyway.
+#: For the server to end the call after us, and the connection after that, before they are cut.
 GOODBYE_SECONDS: Final = 1.0
 #: Silence before a ping; upstream's frontend takes one in five minutes.
 KEEPALIVE_SECONDS: Final = 300.0
@@ -53,14 +54,16 @@ _OFFER: Final = Extensions(half_close=True)
 class Proxy:
     """A connection to a server. Tunnels outlive `close` by nothing."""
 
-    def __init__(self, server: Server, protocol: RpcProtocol) -> None:
+    def __init__(self, server: Server, protocol: RpcProtocol, lost: asyncio.Event) -> None:
         self._server = server
         self._protocol = protocol
+        self._lost = lost
 
     @classmethod
     async def connect(cls, server: Server, *, timeout: float) -> Proxy:
         """Connects within ``timeout`` seconds. ProxyUnreachable."""
         loop = asyncio.get_running_loop()
+        lost = asyncio.Event()
         name = server.host
         if server.tls is not None and server.tls.server_name:
             name = server.tls.server_name
@@ -68,14 +71,14 @@ class Proxy:
             async with asyncio.timeout(timeout):
                 if server.path is not None:
                     _, protocol = await loop.create_unix_connection(
-                        lambda: _protocol("localhost", secure=False), str(server.path)
+                        lambda: _protocol("localhost", lost, secure=False), str(server.path)
                     )
                 else:
                     assert server.tls is not None
                     context = await asyncio.to_thread(server.tls.context)
                     context.set_alpn_protocols(["h2"])
                     _, protocol = await loop.create_connection(
-                        lambda: _protocol(str(server), secure=True),
+                        lambda: _protocol(str(server), lost, secure=True),
                         server.host,
                         server.port,
                         ssl=context,
@@ -83,7 +86,7 @@ class Proxy:
                     )
         except (OSError, ValueError) as error:
             raise ProxyUnreachable(str(server), explain(error)) from error
-        return cls(server, protocol)
+        return cls(server, protocol, lost)
 
     async def dial(self, address: str, *, timeout: float, own: bool = False) -> GrpcStream:
         """A tunnel to ``address``; with ``own`` this connection ends with it, or with its failure.
@@ -97,22 +100,31 @@ class Proxy:
             )
         except CallOver as error:
             if own:
-                self.close()
+                await self.aclose()
             raise ProxyUnreachable(str(self._server), error.message) from error
         try:
             async with asyncio.timeout(timeout):
                 await stream.dialled(str(self._server))
         except TimeoutError as error:
-            stream.give_up()
+            await stream.give_up()
             raise DialFailed(address, f"no answer within {timeout:.3g} s") from error
         except BaseException:
-            stream.give_up()
+            await stream.give_up()
             raise
         return stream
 
     def close(self) -> None:
         """Ends the connection and every tunnel on it."""
         self._protocol.close()
+
+    async def aclose(self) -> None:
+        """As `close`, and waits until it has ended; it is cut after `GOODBYE_SECONDS`."""
+        self._protocol.close()
+        try:
+            async with asyncio.timeout(GOODBYE_SECONDS):
+                await self._lost.wait()
+        finally:
+            self._protocol.abort()
 
     async def __aenter__(self) -> Self:
         return self
@@ -123,12 +135,18 @@ class Proxy:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        with contextlib.suppress(TimeoutError):
+            await self.aclose()
 
 
-def _protocol(authority: str, *, secure: bool) -> RpcProtocol:
-    limits = Limits(stream_window=HELD_BYTES, keepalive_seconds=KEEPALIVE_SECONDS)
-    return RpcProtocol(Role.CLIENT, limits=limits, authority=authority, secure=secure)
+def _protocol(authority: str, lost: asyncio.Event, *, secure: bool) -> RpcProtocol:
+    return RpcProtocol(
+        Role.CLIENT,
+        limits=Limits(stream_window=HELD_BYTES, keepalive_seconds=KEEPALIVE_SECONDS),
+        authority=authority,
+        secure=secure,
+        on_lost=lambda _: lost.set(),
+    )
 
 
 class GrpcStream(CallHandler):
@@ -148,7 +166,8 @@ class GrpcStream(CallHandler):
         self._half_close = False
         self._ended = False
         """The remote has."""
-        self._end_sent = self._close_sent = self._released = False
+        self._end_sent = self._close_sent = False
+        self._call_over = asyncio.Event()
         self._inbox: deque[bytes] = deque()
         self._inbox_bytes = 0
         self._readable = asyncio.Event()
@@ -166,13 +185,14 @@ class GrpcStream(CallHandler):
         if self._lost is not None and not self._connect_id:
             raise ProxyUnreachable(server, self._lost)
 
-    def give_up(self) -> None:
+    async def give_up(self) -> None:
         """The dial is no longer wanted."""
+        self._close_sent = True
         if not self.call.over:
             self._push(CloseDial(self._random))
             self.call.end()
         self._dialled.cancel()
-        self._release()
+        await self._release()
 
     # -- client.Stream ----------------------------------------------------------------------------
 
@@ -230,7 +250,7 @@ class GrpcStream(CallHandler):
                 except TimeoutError:
                     pass
             self.call.end()
-        self._release()
+        await self._release()
 
     async def __aenter__(self) -> Self:
         return self
@@ -262,6 +282,7 @@ class GrpcStream(CallHandler):
             self._fail(malformed.message)
             self.call.cancel()
             self._finish()
+            self._call_over.set()
             return
         match packet:
             case DialResponse(error, connect_id, number) if number == self._random:
@@ -283,8 +304,7 @@ class GrpcStream(CallHandler):
         if not (self._ended or self._close_sent):
             self._fail(str(status))
         self._finish()
-        if self._released:
-            self._release()
+        self._call_over.set()
 
     def pull(self) -> Sequence[bytes] | None:
         """See `CallHandler`."""
@@ -323,16 +343,19 @@ class GrpcStream(CallHandler):
             self._lost = error
         self._finish()
 
-    def _release(self) -> None:
+    async def _release(self) -> None:
         """Closes the connection that is this tunnel's own, once its last words are out."""
         if self._owned is None:
             return
-        if self.call.over:
+        try:
+            async with asyncio.timeout(GOODBYE_SECONDS):
+                await self._call_over.wait()
+        except TimeoutError:
+            pass
+        finally:
             self._owned.close()
-        elif not self._released:
-            loop = asyncio.get_running_loop()
-            loop.call_later(GOODBYE_SECONDS, self._owned.close)
-        self._released = True
+        with contextlib.suppress(TimeoutError):
+            await self._owned.aclose()
 
     def _fail(self, text: str) -> None:
         self._lost = self._lost or text
