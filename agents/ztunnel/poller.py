@@ -19,7 +19,9 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 #: Everything about a connected socket, told at each change.
-STREAM: Final = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
+STREAM: Final = (
+    select.EPOLLIN | select.EPOLLPRI | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
+)
 #: A listener is told as long as connections wait, so that a batch can be bounded.
 LISTENER: Final = select.EPOLLIN
 #: Events of one turn; what is left comes in the next turn, after the loop's other work.

@@ -38,8 +38,9 @@ BULK_BYTES: Final = 16 * 1024
 
 _RST_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _READABLE: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-#: With one of these a short read does not mean that nothing is left: the end is still to be read.
-_ENDING: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+#: With one of these a short read does not mean that nothing is left: the end is still to be read,
+#: or what follows urgent data, at which every read stops.
+_ENDING: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR | select.EPOLLPRI
 _SPLICE: Final = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
 
 

@@ -34,7 +34,7 @@ from nodenet.hbone.errors import ErrorCode, code_name
 from nodenet.hbone.stream import Stream
 
 _READABLE: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-_ENDING: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+_ENDING: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR | select.EPOLLPRI
 
 
 class TunnelError(NodenetError):

@@ -317,3 +317,15 @@ def test_any_sequence_arrives_whole_whoever_ends_first(
     }
     assert carried.ended == [None]
     close(carried)
+
+
+def test_what_follows_urgent_data_is_not_left_behind(relay: Relay, until: Until) -> None:
+    """A read ends at the urgent mark although more is there, and nothing is told of that again."""
+    carried = Carried(relay)
+    carried.client.sendall(b"abc")
+    carried.client.send(b"!", socket.MSG_OOB)
+    carried.client.sendall(b"efg")
+    until(lambda: carried.near.received == 6)
+    assert carried.server.recv(100) == b"abcefg"
+    close(carried)
+    until(lambda: carried.ended)

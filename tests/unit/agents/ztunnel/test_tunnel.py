@@ -150,3 +150,13 @@ def test_a_client_that_ends_with_its_last_tunnel_sends_all_of_it(
     assert reader.error is None
     assert bytes(reader.data) == sent
     until(lambda: not scene.pool.connections)
+
+
+def test_what_follows_urgent_data_is_not_left_behind(scene: Scene, until: Until) -> None:
+    near = joined(scene, until)
+    near.app.sendall(b"abc")
+    near.app.send(b"!", socket.MSG_OOB)
+    near.app.sendall(b"efg")
+    far = scene.servers[0].ends[0]
+    until(lambda: far.tunnel is not None and far.tunnel.received == 6)
+    assert far.app.recv(100) == b"abcefg"
