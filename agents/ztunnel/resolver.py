@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from nodenet.endpoint import IPAddress
+from nodenet.endpoint import IPAddress, unmapped
 
 #: Look-ups at the same time; more wait for their turn.
 THREADS: Final = 4
@@ -67,7 +67,7 @@ class Resolver:
             waiting.append(done)
             return
         if len(self._pending) >= MAX_PENDING:
-            logger.warning("%d look-ups are under way; %s is not looked up", MAX_PENDING, hostname)
+            logger.warning("%d look-ups are under way; %r is not looked up", MAX_PENDING, hostname)
             done(None)
             return
         self._pending[hostname] = [done]
@@ -89,12 +89,14 @@ def _look_up(hostname: str) -> Sequence[IPAddress] | None:
     try:
         found = socket.getaddrinfo(hostname, None, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
-        logger.debug("look-up of %s: %s", hostname, error)
+        logger.debug("look-up of %r: %s", hostname, error)
         # the name exists without addresses, or it does not exist or nobody knows
         return () if error.errno == socket.EAI_NODATA else None
     except (UnicodeError, OSError) as error:
-        logger.debug("look-up of %s: %s", hostname, error)
+        logger.debug("look-up of %r: %s", hostname, error)
         return None
     return tuple(
-        dict.fromkeys(ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found)
+        dict.fromkeys(
+            unmapped(ipaddress.ip_address(str(each[4][0]).partition("%")[0])) for each in found
+        )
     )

@@ -14,13 +14,13 @@ from _socket import socket as RawSocket
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from nodenet.agents.ztunnel.address import Address, from_sockaddr
+from nodenet.agents.ztunnel.address import Address
 from nodenet.agents.ztunnel.poller import STREAM, Poller
 from nodenet.agents.ztunnel.relay import reset_on_close
-from nodenet.endpoint import IPAddress
+from nodenet.endpoint import IPAddress, unmapped
 
 PORT: Final = 15080
-#: Seconds a client may take to say what it wants.
+#: Seconds a client may take to say what it wants, the look-up of a hostname included.
 REQUEST_SECONDS: Final = 10.0
 _VERSION: Final = 5
 _NO_AUTHENTICATION: Final = b"\x05\x00"
@@ -91,13 +91,13 @@ class Request:
         except UnicodeDecodeError:
             raise SocksFailed("a hostname that is not ASCII", _REPLY % _HOST_UNREACHABLE) from None
         try:
-            self.target = ipaddress.ip_address(name), int.from_bytes(piece[-2:], "big")
+            self.target = unmapped(ipaddress.ip_address(name)), int.from_bytes(piece[-2:], "big")
         except ValueError:
             self.target = name.lower(), int.from_bytes(piece[-2:], "big")
 
     def _address(self, piece: bytes) -> None:
         packed = self._first + piece[:-2]
-        self.target = ipaddress.ip_address(packed), int.from_bytes(piece[-2:], "big")
+        self.target = unmapped(ipaddress.ip_address(packed)), int.from_bytes(piece[-2:], "big")
 
 
 #: Told what the client wants; the socket is the callee's from then on, and not watched.
@@ -127,6 +127,7 @@ class Client:
         self._over = over
         self._request = Request()
         self._piece = b""
+        self._watched = True
         self.done = False
 
     def start(self) -> None:
@@ -135,7 +136,11 @@ class Client:
 
     def event(self, mask: int) -> None:
         """See `poller.Target`."""
-        if self.done or not mask & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+        if (
+            self.done
+            or not self._watched
+            or not mask & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR)
+        ):
             return
         request = self._request
         try:
@@ -158,9 +163,9 @@ class Client:
         except OSError as error:
             self._fail(error.strerror or str(error))
             return
-        self.done = True
         # whoever carries it watches it again
         self._poller.remove(self._sock.fileno())
+        self._watched = False
         target, _ = request.target
         if isinstance(target, str):
             self._look_up(target, self._found)
@@ -175,21 +180,27 @@ class Client:
         self._fail("internal error")
 
     def expire(self) -> None:
-        """It has not said what it wants in time."""
-        self._fail(f"no request within {REQUEST_SECONDS:g} s")
+        """It has not said what it wants in time, or nobody knows what that is."""
+        if self._request.target is None:
+            self._fail(f"no request within {REQUEST_SECONDS:g} s")
+        else:
+            self._fail("the look-up takes too long", _REPLY % _HOST_UNREACHABLE)
 
     def cut(self) -> None:
         """The pod leaves."""
         self._fail(None)
 
     def _found(self, addresses: Sequence[IPAddress] | None) -> None:
+        if self.done:  # it was cut meanwhile
+            return
+        self.done = True
         assert self._request.target is not None
         name, port = self._request.target
         sock = self._sock
         if not addresses:
             self._reset(_REPLY % _HOST_UNREACHABLE)
             sock.close()
-            self._over(self, f"{name} is not known")
+            self._over(self, f"{name!r} is not known")
             return
         try:
             sock.send(_REPLY % _SUCCEEDED, socket.MSG_DONTWAIT)
@@ -198,14 +209,18 @@ class Client:
             self._over(self, error.strerror or str(error))
             return
         self._over(self, None)
-        self._on_target(sock, self._peer, from_sockaddr((str(addresses[0]), port, 0, 0)))
+        self._on_target(sock, self._peer, Address(str(unmapped(addresses[0])), port))
 
     def _fail(self, why: str | None, reply: bytes = b"") -> None:
         if self.done:
             return
         self.done = True
         self._reset(reply)
-        self._poller.retire(self._sock.fileno(), self._sock)
+        if self._watched:
+            self._watched = False
+            self._poller.retire(self._sock.fileno(), self._sock)
+        else:
+            self._sock.close()
         self._over(self, why)
 
     def _reset(self, reply: bytes) -> None:
