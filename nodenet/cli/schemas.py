@@ -29,6 +29,8 @@ from nodenet.conns.events import Event, Lost
 from nodenet.conns.rates import RateRow
 from nodenet.conns.summary import Summary
 from nodenet.kernel.objects import MapRow, ProgramRow
+from nodenet.lab.demo import DemoReport
+from nodenet.lab.status import LabStatus
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -62,6 +64,8 @@ DOCUMENTS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
         (list[ServerTunnelRow], list[AgentTunnelRow]),
     ),
     "konnectivity-why": ("nodenet konnectivity show --why HOST -j", (WhyView,)),
+    "lab-demo": ("nodenet lab demo -j", (DemoReport,)),
+    "lab-status": ("nodenet lab status -j", (LabStatus,)),
     "map-dump": ("nodenet map dump NAME -j", (list[Entry],)),
     "map-show": ("nodenet map show -j", (list[MapRow],)),
     "prog-show": ("nodenet prog show -j", (list[ProgramRow],)),

@@ -36,24 +36,17 @@ def read(path: Path) -> Iterator[Packet]:
         for frame in reader:
             if inet.IP in frame:
                 ip = frame[inet.IP]
-                yield _packet(ip, ip.proto, frame, inet.TCP)
+                yield _packet(ip, ip.proto, ip.payload, inet.TCP)
             elif inet6.IPv6 in frame:
-                ip = frame[inet6.IPv6]
-                yield _packet(ip, _above(ip), frame, inet.TCP)
+                ip = last = frame[inet6.IPv6]
+                while type(last.payload).__name__.startswith("IPv6ExtHdr"):
+                    last = last.payload
+                yield _packet(ip, last.nh, last.payload, inet.TCP)
 
 
-def _packet(ip: Any, protocol: int, frame: Any, kind: Any) -> Packet:
-    if protocol != TCP or kind not in frame:
-        return Packet(ip.src, ip.dst, protocol, 0, 0, 0, 0, bytes(ip.payload))
-    tcp = frame[kind]
-    # as it came, without the padding of a short frame: bytes(tcp.payload) would be built anew
-    body = tcp.original[tcp.dataofs * 4 :]
-    return Packet(ip.src, ip.dst, TCP, tcp.sport, tcp.dport, int(tcp.flags), tcp.seq, body)
-
-
-def _above(ip: Any) -> int:
-    """The protocol above IPv6 and its extension headers."""
-    layer = ip
-    while type(layer.payload).__name__.startswith("IPv6ExtHdr"):
-        layer = layer.payload
-    return int(layer.nh)
+def _packet(ip: Any, protocol: int, above: Any, tcp: Any) -> Packet:
+    """``original`` is what came, without the padding of a short frame; bytes() would build anew."""
+    if not isinstance(above, tcp):
+        return Packet(ip.src, ip.dst, protocol, 0, 0, 0, 0, above.original)
+    body = above.original[above.dataofs * 4 :]
+    return Packet(ip.src, ip.dst, TCP, above.sport, above.dport, int(above.flags), above.seq, body)

@@ -109,11 +109,12 @@ class Sniffer:
 
 def _packet_socket(namespace: str) -> socket.socket:
     with NetNs.named(namespace) as ns:
-        sock = ns.open_socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL))
-    try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
-    except BaseException:
-        sock.close()
-        raise
+        try:
+            sock = ns.open_socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL))
+        except OSError as error:
+            raise CaptureFailed(
+                f"capture between the nodes: packet socket in {namespace}: {error.strerror}"
+            ) from error
+    sock.setblocking(False)
+    sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
     return sock

@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from nodenet.capture.session import Capture
 from nodenet.lab import pcap, processes, scapy_reader
+from nodenet.lab.demo import DemoReport
 from nodenet.lab.plan import make_plan
 from nodenet.lab.state import LabDir
 from nodenet.lab.up import ProxyNotListening, up
@@ -73,6 +75,8 @@ def test_every_row_of_a_mesh_is_as_expected(
     assert (report["iptables_rules"] == 0) is (backend == "ebpf")
     _check_mesh(flows)
     _check_wire(report)
+    # as the documented schema is made from it
+    assert msgspec.convert(report, DemoReport).ok
     assert _lab(lab, "up", "--backend", backend).stdout == (
         "lab already up (4 pods), nothing to do\n"
     )

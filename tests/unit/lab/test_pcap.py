@@ -41,6 +41,7 @@ CASES: list[tuple[Any, Packet | None]] = [
     (V6 / IPv6ExtHdrFragment(offset=0, m=1) / SEGMENT / BODY, _expected(6)),
     (V4 / UDP(sport=53, dport=53) / b"x", None),
     (V4 / ICMP(), None),
+    (V6 / UDP(sport=53, dport=53) / b"x", None),
     (V4 / SEGMENT / (b"x" * 40_000), _expected(4, payload=b"x" * 40_000)),
 ]  # fmt: skip
 
@@ -61,7 +62,9 @@ def test_a_packet_is_read_as_scapy_reads_it(
     path = _write(tmp_path / "x.pcap", frame)
     [ours], [theirs] = list(pcap.read(path)), list(scapy_reader.read(path))
     if expected is None:  # not TCP: the bytes above IP
-        expected = _expected(4, protocol=packet.proto, payload=bytes(packet.payload))
+        version, above = packet.version, bytes(packet.payload)
+        protocol = packet.proto if version == 4 else packet.nh
+        expected = _expected(version, protocol=protocol, payload=above)
         expected = expected._replace(source_port=0, target_port=0, flags=0, sequence=0)
     assert ours == expected
     assert theirs == expected
@@ -74,8 +77,18 @@ def test_a_later_fragment_has_no_ports(tmp_path: Path) -> None:
         IP(src="10.77.1.2", dst="10.77.2.2", frag=100, proto=pcap.TCP) / rest,
         V6 / IPv6ExtHdrFragment(offset=100, nh=pcap.TCP) / rest,
     ):
-        [found] = pcap.read(_write(tmp_path / "x.pcap", bytes(ETHER / packet)))
+        path = _write(tmp_path / "x.pcap", bytes(ETHER / packet))
+        [found] = pcap.read(path)
+        assert [found] == list(scapy_reader.read(path))
         assert (found.protocol, found.source_port, found.payload) == (pcap.TCP, 0, rest)
+
+
+def test_extension_headers_of_something_else_are_not_its_bytes(tmp_path: Path) -> None:
+    packet = V6 / IPv6ExtHdrHopByHop() / UDP(sport=1, dport=2) / b"x"
+    path = _write(tmp_path / "x.pcap", bytes(ETHER / packet))
+    [ours], [theirs] = list(pcap.read(path)), list(scapy_reader.read(path))
+    assert ours == theirs
+    assert (ours.protocol, ours.payload[8:]) == (17, b"x")
 
 
 def test_padding_belongs_to_nobody(tmp_path: Path) -> None:
