@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+import resource
+import select
 import selectors
 import signal
 import socket
@@ -21,7 +23,7 @@ from tests.root.agents.ztunnel.asked import metric
 from tests.root.agents.ztunnel.loads import KIB, MIB, Pairs
 from tests.root.agents.ztunnel.meshed import B4, Meshed
 from tests.root.agents.ztunnel.peers import read
-from tests.root.agents.ztunnel.proxied import DEADLINE, ends_in_reset, is_reset
+from tests.root.agents.ztunnel.proxied import DEADLINE, ProxyProcess, ends_in_reset, is_reset
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
 
@@ -152,6 +154,67 @@ def test_all_tunnels_half_closed(world: Meshed) -> None:
     for proxy in world.proxies.values():
         proxy.wait_for_lines("connection complete", 60)
         assert "error=" not in proxy.text()
+
+
+@contextlib.contextmanager
+def descriptors(proxy: ProxyProcess, more: int) -> Iterator[None]:
+    """The proxy may have so many more than it has."""
+    soft, hard = resource.prlimit(proxy.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(proxy.pid, resource.RLIMIT_NOFILE, (proxy.fds() + more, hard))
+    try:
+        yield
+    finally:
+        resource.prlimit(proxy.pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def ask_all(world: Meshed, count: int) -> int:
+    """So many connections at once, of which each wants an answer; how many got one."""
+    with world.listen(world.b) as listener, contextlib.ExitStack() as stack:
+        port = listener.getsockname()[1]
+        waiting = [stack.enter_context(world.connect(world.a, B4, port)) for _ in range(count)]
+        for client in waiting:
+            with contextlib.suppress(OSError):
+                client.sendall(b"hello")
+        answered = 0
+        while waiting:
+            ready = select.select([listener, *waiting], [], [], DEADLINE)[0]
+            assert ready
+            if listener in ready:
+                server, _ = listener.accept()
+                with server:
+                    assert server.recv(5) == b"hello"
+                    server.sendall(b"done")
+            for client in [each for each in ready if each is not listener]:
+                with contextlib.suppress(ConnectionResetError):
+                    answered += client.recv(4) == b"done"
+                waiting.remove(client)
+                client.close()
+    return answered
+
+
+def test_without_descriptors_outbound_connections_wait(world: Meshed) -> None:
+    world.start()
+    with world.pair() as pair:
+        exchange(pair, KIB)
+        with descriptors(world.proxies["n1"], 10):
+            assert ask_all(world, 40) == 40
+            exchange(pair, KIB)
+    proxy = world.proxies["n1"]
+    assert "out of file descriptors" in proxy.text()
+    assert "error=" not in proxy.text()
+
+
+def test_without_descriptors_inbound_tunnels_are_refused(world: Meshed) -> None:
+    """Which the peer may try elsewhere, while a tunnel that waits is one that is lost."""
+    world.start()
+    with world.pair() as pair:
+        exchange(pair, KIB)
+        with descriptors(world.proxies["n2"], 10):
+            assert 8 <= ask_all(world, 40) < 40
+            exchange(pair, KIB)
+        assert ask_all(world, 20) == 20
+    assert 'error="connection failed: Too many open files"' in world.access("n2", "error=")
+    assert 'error="http status: 503 Service Unavailable"' in world.access("n1", "error=")
 
 
 # -- the end of a proxy or a pod -------------------------------------------------------------------
