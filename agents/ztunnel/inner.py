@@ -8,6 +8,7 @@ sees nothing. An inner connection belongs to one application connection and is n
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from nodenet.agents.ztunnel.client_connection import ConnectFailed
@@ -32,7 +33,7 @@ class InnerTransport(Transport):
     What the outer stream brings is taken at once: the inner windows hold the sender back.
     """
 
-    __slots__ = ("_outer", "_outer_stream", "_outer_waiting")
+    __slots__ = ("_outer", "_outer_over", "_outer_stream", "_outer_waiting")
 
     def __init__(
         self,
@@ -41,11 +42,14 @@ class InnerTransport(Transport):
         stream: Stream,
         context: ssl.SSLContext,
         owner: InnerClient,
+        outer_over: Callable[[], None],
     ) -> None:
+        """``outer_over`` is told when the stream is over, which may be after the inner end."""
         super().__init__(wires, outer.sock, context, owner, server=False)
         self._plain = wires.inner_plain
         self._outer = outer
         self._outer_stream = stream
+        self._outer_over = outer_over
         self._outer_waiting = False
         stream.receiver = self
 
@@ -123,28 +127,38 @@ class InnerTransport(Transport):
         outer, stream = self._outer, self._outer_stream
         stream.receiver = CLOSED
         core = outer.core
-        if core is None or outer.over or stream.closed:
+        if core is None or outer.over:
+            return
+        if stream.closed:
+            self._outer_over()
             return
         if self.in_order:
             # a reset could overtake the last bytes within the gateway
             core.end(stream)
             if not stream.closed:
-                drain = _Drain(outer, stream)
+                drain = _Drain(self._wires, outer, stream, self._outer_over)
                 stream.receiver = drain
                 self._wires.drains.add(drain)
+                outer.flush_soon()
+                return
         else:
             core.reset(stream, ErrorCode.CANCEL)
         outer.flush_soon()
+        self._outer_over()
 
 
 class _Drain:
     """Waits for the end of a stream on which nothing is wanted any more."""
 
-    __slots__ = ("_outer", "_stream")
+    __slots__ = ("_outer", "_over", "_stream", "_wires")
 
-    def __init__(self, outer: Transport, stream: Stream) -> None:
+    def __init__(
+        self, wires: Wires, outer: Transport, stream: Stream, over: Callable[[], None]
+    ) -> None:
+        self._wires = wires
         self._outer = outer
         self._stream = stream
+        self._over = over
 
     def expire(self) -> None:
         """See `transport.Draining`: it has not come in time."""
@@ -153,6 +167,7 @@ class _Drain:
         if outer.core is not None and not outer.over and not stream.closed:
             outer.core.reset(stream, ErrorCode.CANCEL)
             outer.flush_soon()
+            self._over()
 
     def data(self, payload: memoryview) -> None:
         """See `hbone.connection.Receiver`."""
@@ -161,9 +176,12 @@ class _Drain:
 
     def ended(self) -> None:
         """See `hbone.connection.Receiver`."""
+        self._wires.drains.discard(self)
+        self._over()
 
     def reset(self, code: int) -> None:
         """See `hbone.connection.Receiver`."""
+        self.ended()
 
     def writable(self) -> None:
         """See `hbone.connection.Receiver`."""
@@ -182,14 +200,33 @@ class InnerOpener(Protocol):
 class InnerClient:
     """The inner connection of one application connection: its owner and handler."""
 
-    __slots__ = ("_answered", "_block", "_identities", "_opener", "peer_identity", "stream", "wire")
+    __slots__ = (
+        "_answered",
+        "_block",
+        "_check",
+        "_identities",
+        "_live",
+        "_opener",
+        "peer_identity",
+        "stream",
+        "wire",
+    )
 
     def __init__(
-        self, opener: InnerOpener, identities: tuple[str, ...], block: HeaderBlock
+        self,
+        opener: InnerOpener,
+        identities: tuple[str, ...],
+        block: HeaderBlock,
+        *,
+        check: Callable[[ssl.SSLObject], None],
+        live: set[Transport],
     ) -> None:
+        """``check`` raises TlsError when the peer must not be talked to; ``live`` has the wire."""
         self._opener = opener
         self._identities = identities
         self._block = block
+        self._check = check
+        self._live = live
         self._answered = False
         self.peer_identity = ""
         """The far proxy's SPIFFE id, when the handshake is done."""
@@ -197,10 +234,16 @@ class InnerClient:
         self.stream: Stream | None = None
 
     def start(
-        self, wires: Wires, outer: Transport, stream: Stream, context: ssl.SSLContext
+        self,
+        wires: Wires,
+        outer: Transport,
+        stream: Stream,
+        context: ssl.SSLContext,
+        outer_over: Callable[[], None],
     ) -> None:
-        """Begins the handshake within the outer stream."""
-        self.wire = InnerTransport(wires, outer, stream, context, self)
+        """Begins the handshake within the outer stream; `InnerTransport` for ``outer_over``."""
+        self.wire = InnerTransport(wires, outer, stream, context, self, outer_over)
+        self._live.add(self.wire)
         self.wire.start()
 
     def close(self) -> None:
@@ -213,6 +256,7 @@ class InnerClient:
     def secured(self, transport: Transport) -> Connection:
         """See `transport.Owner`."""
         self.peer_identity = str(peer.check_server(transport.tls, self._identities))
+        self._check(transport.tls)
         return Connection(Role.CLIENT, _SETTINGS, self)
 
     def ready(self, transport: Transport) -> None:
@@ -225,6 +269,7 @@ class InnerClient:
 
     def lost(self, transport: Transport, error: NodenetError) -> None:
         """See `transport.Owner`."""
+        self._live.discard(transport)
         if transport.core is not None:
             transport.core.lost()
         self._fail(error)

@@ -80,6 +80,8 @@ class MeshPod:
         )
         self.peers: set[InboundPeer] = set()
         """Connections accepted on 15008."""
+        self.inner_wires: set[Transport] = set()
+        """Those within tunnels, to other networks."""
         self._workload: Workload | None = None
         self._workload_version = -1
         self._waiting: dict[WorkloadWaiter, None] = {}
@@ -306,6 +308,9 @@ class MeshPod:
         for connection in self.pool.connections:
             if connection.transport is not None and connection.transport.core is not None:
                 yield OUTBOUND, connection.transport
+        for wire in self.inner_wires:
+            if wire.core is not None:
+                yield OUTBOUND, wire
         for each in self.peers:
             if each.transport is not None and each.transport.core is not None:
                 yield INBOUND, each.transport

@@ -289,8 +289,14 @@ class OutboundFlow:
         transport = connection.transport
         assert transport is not None and route.inner is not None and source is not None
         block = pod.fields.connect_block(source, route, self.client, inner=route.inner)
-        self._inner = InnerClient(self, route.inner.identities, block)
-        self._inner.start(pod.wires, transport, stream, context)
+        self._inner = InnerClient(
+            self,
+            route.inner.identities,
+            block,
+            check=lambda tls: pod.check_peer(tls, OUTBOUND),
+            live=pod.inner_wires,
+        )
+        self._inner.start(pod.wires, transport, stream, context, connection.ended)
 
     def _join(self, transport: Transport, stream: Stream) -> None:
         """Lets the bytes flow."""
