@@ -24,8 +24,11 @@ STREAM: Final = (
 )
 #: A listener is told as long as connections wait, so that a batch can be bounded.
 LISTENER: Final = select.EPOLLIN
-#: Events of one turn; what is left comes in the next turn, after the loop's other work.
-MAX_EVENTS: Final = 256
+#: Events of one turn; what is left comes in the next turn, after the loop's other work. Small
+#: frames are written at its end: with longer turns the other proxy and this one take turns too,
+#: instead of working at the same time (100 busy connections: 256 events cost 15 % of the round
+#: trips a second), with much shorter ones there are more records and system calls.
+MAX_EVENTS: Final = 32
 
 logger = logging.getLogger(__name__)
 
