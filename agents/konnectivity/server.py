@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from random import Random, SystemRandom
+from random import Random
 from typing import Final
 
 from nodenet.agents.konnectivity.server_agents import Agents, Authenticator
@@ -65,7 +65,7 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.core = ServerCore(
             config.strategies,
-            rng=rng or SystemRandom(),
+            rng=rng or Random(),
             dial_timeout=config.dial_timeout,
             now=self.loop.time(),
         )

@@ -257,40 +257,48 @@ def pull_packet(message: bytes) -> Packet:
 
 
 def push_packet(packet: Packet) -> bytes:
-    """Encodes one packet. An `UnknownPacket` is encoded as its bare type."""
+    """Encodes one packet, byte for byte as protobuf does. An `UnknownPacket` is its bare type.
+
+    By hand: of small messages the library takes five times as long, and a dial is four of them.
+    """
     match packet:
+        case CloseRequest(connect_id):
+            return _message(b"\x08\x02\x2a", _number(b"\x08", connect_id))
+        case DialResponse(error, connect_id, random):
+            inner = _text(b"\x0a", error) + _number(b"\x10", connect_id)
+            return _message(b"\x08\x01\x1a", inner + _number(b"\x18", random))
+        case DialRequest(protocol, address, random):
+            inner = _text(b"\x0a", protocol) + _text(b"\x12", address)
+            return _message(b"\x12", inner + _number(b"\x18", random))
+        case CloseResponse(error, connect_id):
+            inner = _text(b"\x0a", error) + _number(b"\x10", connect_id)
+            return _message(b"\x08\x03\x32", inner)
+        case Window(connect_id, increment):
+            inner = _number(b"\x08", connect_id) + _number(b"\x10", increment)
+            return _message(b"\x08\x65\xaa\x06", inner)
+        case HalfClose(connect_id):
+            return _message(b"\x08\x64\xa2\x06", _number(b"\x08", connect_id))
+        case CloseDial(random):
+            return _message(b"\x08\x05\x3a", _number(b"\x08", random))
         case Data(connect_id, payload):
             return push_data(connect_id, payload)
-        case DialResponse(error, connect_id, random):
-            message = pb.Packet(
-                type=pb.DIAL_RSP,
-                dialResponse=pb.DialResponse(error=error, connectID=connect_id, random=random),
-            )
-        case CloseRequest(connect_id):
-            message = pb.Packet(
-                type=pb.CLOSE_REQ, closeRequest=pb.CloseRequest(connectID=connect_id)
-            )
-        case CloseResponse(error, connect_id):
-            message = pb.Packet(
-                type=pb.CLOSE_RSP,
-                closeResponse=pb.CloseResponse(error=error, connectID=connect_id),
-            )
-        case DialRequest(protocol, address, random):
-            message = pb.Packet(
-                type=pb.DIAL_REQ,
-                dialRequest=pb.DialRequest(protocol=protocol, address=address, random=random),
-            )
-        case CloseDial(random):
-            message = pb.Packet(type=pb.DIAL_CLS, closeDial=pb.CloseDial(random=random))
         case Drain():
-            message = pb.Packet(type=pb.DRAIN, drain=pb.Drain())
-        case Window(connect_id, increment):
-            message = pb.Packet(
-                type=pb.WINDOW, window=pb.Window(connectID=connect_id, increment=increment)
-            )
-        case HalfClose(connect_id):
-            message = pb.Packet(type=pb.HALF_CLOSE, halfClose=pb.HalfClose(connectID=connect_id))
+            return b"\x08\x06\x42\x00"
         case UnknownPacket(kind):
-            message = pb.Packet()
-            message.type = kind  # type: ignore[assignment]  # an open enum, by proto3
-    return message.SerializeToString()
+            return _number(b"\x08", kind)
+
+
+def _message(start: bytes, inner: bytes) -> bytes:
+    return start + varint(len(inner)) + inner
+
+
+def _number(tag: bytes, value: int) -> bytes:
+    """A field of an integer; nothing for 0, which is what its absence means."""
+    return tag + varint(value) if value else b""
+
+
+def _text(tag: bytes, value: str) -> bytes:
+    if not value:
+        return b""
+    raw = value.encode("utf-8", "replace")
+    return tag + varint(len(raw)) + raw

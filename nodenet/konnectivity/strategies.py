@@ -107,15 +107,18 @@ class Storage(Generic[B]):
             return list(self._by_key.get(normal_host(host), ()))
         return [found[0] for found in self._by_key.values()]
 
-    def pick(self, host: str, rng: random.Random) -> B | None:
-        """The backend for a dial to ``host``."""
+    def pick(self, address: str, rng: random.Random) -> B | None:
+        """The backend for a dial to ``host:port``."""
         if self.strategy is Strategy.DEST_HOST:
-            found = self._by_key.get(normal_host(host))
+            found = self._by_key.get(normal_host(host_of(address)))
             return _first(found) if found else None
         keys = self._keys
         if not keys:
             return None
         start = int(rng.random() * len(keys))
+        first = self._by_key[keys[start]][0]
+        if not first.draining:
+            return first
         firsts = (self._by_key[key][0] for key in _around(keys, start))
         return _first(firsts)
 
@@ -172,12 +175,11 @@ class Backends(Generic[B]):
 
     def pick(self, address: str, rng: random.Random) -> B:
         """The backend for a dial to ``host:port``. NoAgent."""
-        host = host_of(address)
         for storage in self.storages:
-            found = storage.pick(host, rng)
+            found = storage.pick(address, rng)
             if found is not None:
                 return found
-        raise NoAgent(host)
+        raise NoAgent(host_of(address))
 
     def ready(self) -> bool:
         """Whether the first strategy knows an agent (upstream's readiness)."""
