@@ -66,6 +66,8 @@ class InnerTransport(Transport):
             self._incoming.write(payload)
             self.alive = True
             self.deliver()
+            if not self.over:
+                self.heard()
 
     def ended(self) -> None:
         """See `hbone.connection.Receiver`."""
@@ -126,6 +128,7 @@ class InnerTransport(Transport):
     def _release(self) -> None:
         outer, stream = self._outer, self._outer_stream
         stream.receiver = CLOSED
+        outer.forget(self)
         core = outer.core
         if core is None or outer.over:
             return

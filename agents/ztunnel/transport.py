@@ -24,7 +24,6 @@ import ssl
 import struct
 import termios
 from _socket import socket as RawSocket
-from collections import deque
 from typing import ClassVar, Final, Protocol, cast
 
 from nodenet.agents.ztunnel.deadlines import Deadlines
@@ -47,6 +46,9 @@ _RECORD_BYTES: Final = 16 * 1024
 SMALL_BYTES: Final = 4 * 1024
 #: Reads of one transport before the other sockets get their turn.
 ROUNDS: Final = 4
+#: Answers and other control frames that may wait while the peer takes nothing. A peer that is slow
+#: has 200 streams at most and so some 100 KiB of them; only one that never reads has more.
+MAX_UNREAD_BYTES: Final = 1024 * 1024
 #: Length of a frame's header, RFC 9113 section 4.1.
 FRAME_HEADER_BYTES: Final = 9
 #: Seconds of silence before a peer is asked for a sign of life, and for its answer
@@ -221,7 +223,8 @@ class Transport:
         """Why it is over."""
         self.alive = False
         """Something was read since the last PING."""
-        self._waiting: deque[Waiter] = deque()
+        # in order; those that end meanwhile take themselves out
+        self._waiting: dict[Waiter, None] = {}
 
     @property
     def failure(self) -> NodenetError | None:
@@ -291,7 +294,11 @@ class Transport:
 
     def wait(self, waiter: Waiter) -> None:
         """Has ``waiter`` resumed when the transport is not congested any more, in order."""
-        self._waiting.append(waiter)
+        self._waiting[waiter] = None
+
+    def forget(self, waiter: Waiter) -> None:
+        """It is over and waits no more: a window may stay shut for as long as the peer likes."""
+        self._waiting.pop(waiter, None)
 
     def resume_waiting(self) -> None:
         """Resumes those that wait, in order, as far as the socket and the windows let them."""
@@ -299,7 +306,9 @@ class Transport:
         for _ in range(len(waiting)):  # those that have to wait again are at the end
             if self.congested or self.over or not waiting:
                 return
-            waiting.popleft().resume()
+            waiter = next(iter(waiting))
+            del waiting[waiter]
+            waiter.resume()
 
     def _encrypt_outbox(self, core: Connection) -> None:
         self._encrypt(memoryview(bytes(core.outbox)))
@@ -370,7 +379,7 @@ class Transport:
                 feed(cipher[:count])
                 self.alive = True
                 self.deliver()
-                if self.over:
+                if self.over or not self.heard():
                     return
             if count < CHUNK_BYTES and not to_the_end:
                 # empty: on a stream a read is short for no other reason
@@ -411,6 +420,19 @@ class Transport:
             self.abort(tls_error(error))
             return False
         return self._give(core, plain[:size]) if size else True
+
+    def heard(self) -> bool:
+        """Looks after what was read; False when the peer asks and asks and reads no answer."""
+        outgoing = self._outgoing.pending  # OpenSSL's own answers: new keys
+        if not self.congested:
+            if outgoing:
+                self.flush_soon()
+            return True
+        core = self.core
+        if outgoing + (0 if core is None else len(core.outbox)) <= MAX_UNREAD_BYTES:
+            return True
+        self.abort(TransportLost("io error: the peer does not read"))
+        return False
 
     def _give(self, core: Connection, view: memoryview) -> bool:
         try:

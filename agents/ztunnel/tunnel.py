@@ -358,6 +358,8 @@ class Tunnel:
             self._wires.drains.discard(self)
         fd, self._fd = self._fd, -1
         self._stream.receiver = CLOSED
+        if self._waiting:
+            self._transport.forget(self)
         self._poller.retire(fd, self._sock)
         self._owner.tunnel_ended(error)
 

@@ -1,0 +1,174 @@
+"""Connections between proxies: their deadlines, and who waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nodenet.agents.ztunnel import transport as module
+from nodenet.agents.ztunnel.transport import TransportLost
+from nodenet.agents.ztunnel.tunnel import Tunnel
+from nodenet.hbone.frames import MAX_WINDOW
+from nodenet.identity.errors import HandshakeFailed
+from tests.unit.agents.ztunnel.hbone_scene import Opener, Scene
+
+Until = Callable[[Callable[[], object]], None]
+
+RESET = b"\1\0\0\0\0\0\0\0"
+
+
+@pytest.fixture
+def scene(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Scene]:
+    """One in which nothing takes longer than a fifth of a second."""
+    for name in ("HANDSHAKE_SECONDS", "PING_SECONDS", "PONG_SECONDS", "LINGER_SECONDS"):
+        monkeypatch.setattr(module, name, 0.1)
+    made = Scene(loop, tmp_path)
+    yield made
+    made.close()
+
+
+def joined(scene: Scene, until: Until) -> Opener:
+    """An open tunnel."""
+    opener = scene.open()
+    until(lambda: opener.tunnel is not None)
+    return opener
+
+
+def deaf(scene: Scene) -> None:
+    """The server reads nothing any more, and does not ask either."""
+    transport = scene.servers[0].transport
+    scene.poller.modify(transport.sock.fileno(), 0)
+    scene.wires.pings.discard(transport)
+    scene.wires.pongs.discard(transport)
+
+
+def test_a_server_that_says_nothing_is_given_up(scene: Scene, until: Until) -> None:
+    scene.accepts = False
+    opener = scene.open()
+    until(lambda: opener.failures)
+    ((error, retry),) = opener.failures
+    assert isinstance(error, HandshakeFailed) and retry
+    assert error.message == "tls error: no end of the handshake within 0.1 s"
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00\x01\x00\x01"])
+def test_a_client_that_says_too_little_is_cut(scene: Scene, until: Until, said: bytes) -> None:
+    with socket.create_connection(scene.listener.getsockname()[:2]) as sock:
+        sock.sendall(said)
+        until(lambda: scene.servers and scene.servers[0].error)
+        assert isinstance(scene.servers[0].error, HandshakeFailed)
+        sock.settimeout(5)
+        with contextlib.suppress(ConnectionResetError):
+            assert sock.recv(1) == b""
+
+
+def test_a_handshake_byte_by_byte_has_one_deadline(scene: Scene, until: Until) -> None:
+    """From its first byte to its last: each byte is no new beginning."""
+    began = time.monotonic()
+    with socket.create_connection(scene.listener.getsockname()[:2]) as sock:
+
+        def drip() -> bool:
+            with contextlib.suppress(OSError):
+                sock.send(b"\x16\x03\x01\x02\x00\x01" if not scene.servers else b"\0")
+            return bool(scene.servers and scene.servers[0].error)
+
+        until(drip)
+    assert time.monotonic() - began < 5
+
+
+def test_a_peer_that_answers_stays(scene: Scene, until: Until) -> None:
+    """Without a byte of the application, for several times what a silent one gets."""
+    opener = joined(scene, until)
+    end = scene.loop.time() + 0.7
+    until(lambda: scene.loop.time() > end)
+    assert not opener.over
+    opener.app.sendall(b"still here")
+    server = scene.servers[0].ends[0].app
+    until(lambda: select.select([server], [], [], 0)[0])
+    assert server.recv(100) == b"still here"
+
+
+def test_a_peer_that_goes_silent_is_lost(scene: Scene, until: Until) -> None:
+    opener = joined(scene, until)
+    deaf(scene)
+    until(lambda: opener.over)
+    assert isinstance(opener.error, TransportLost)
+    assert opener.error.message == "io error: no sign of life for 0.2 s"
+    assert not scene.pool.connections
+    with pytest.raises(ConnectionResetError):
+        opener.app.recv(1)
+
+
+def test_a_close_that_is_not_read_ends_all_the_same(scene: Scene, until: Until) -> None:
+    """What is left to send gets a while, and then the connection is cut."""
+    opener = joined(scene, until)
+    deaf(scene)
+    (connection,) = scene.pool.connections
+    transport = connection.transport
+    assert transport is not None
+    opener.app.setblocking(False)
+
+    def full() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            opener.app.send(bytes(1 << 20))
+        return transport.congested
+
+    until(full)
+    transport.close()
+    assert not transport.over
+    until(lambda: transport.over)
+
+
+def test_tunnels_that_end_wait_no_more(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path, until: Until
+) -> None:
+    """While the window of the connection is shut they may come and go without end."""
+    scene = Scene(loop, tmp_path)
+    try:
+        first = joined(scene, until)
+        core = scene.servers[0].core
+        # nothing more is granted on the connection, whatever is consumed
+        core._grant_at = MAX_WINDOW << 10
+        first.app.setblocking(False)
+        (connection,) = scene.pool.connections
+        transport = connection.transport
+        assert transport is not None and transport.core is not None
+        server = scene.servers[0].ends[0].app
+        server.setblocking(False)
+
+        def shut() -> bool:
+            with contextlib.suppress(BlockingIOError):
+                first.app.send(bytes(1 << 18))
+            with contextlib.suppress(BlockingIOError):
+                server.recv(1 << 20)
+            return transport.core is not None and transport.core.send_window <= 0
+
+        until(shut)
+        for _ in range(20):
+            opener = joined(scene, until)
+            opener.app.send(b"x")
+            until(lambda o=opener: o.tunnel._waiting)
+            opener.app.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            opener.app.close()
+            until(lambda o=opener: o.over)
+            opener.tunnel = None
+            scene.openers.remove(opener)
+        gc.collect()
+        client_side = [
+            each
+            for each in gc.get_objects()
+            if isinstance(each, Tunnel) and each._transport is transport
+        ]
+        assert len(client_side) == 1
+    finally:
+        scene.close()
