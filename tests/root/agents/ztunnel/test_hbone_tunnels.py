@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -134,8 +135,12 @@ def test_several_hundred_tunnels(world: Meshed) -> None:
                 assert read(server, 100) == b"x" * 100
     for node, name in (("n1", "pool"), ("n2", "peer")):
         proxy = world.proxies[node]
-        wait_for(lambda p=proxy, n=name: metric(p, f"nodenet_{n}_streams") == 0)
+        wait_for(partial(_no_streams, proxy, name))
         assert metric(proxy, f"nodenet_{name}_connections") == 3
+
+
+def _no_streams(proxy: ProxyProcess, name: str) -> bool:
+    return metric(proxy, f"nodenet_{name}_streams") == 0
 
 
 def test_all_tunnels_half_closed(world: Meshed) -> None:

@@ -129,6 +129,19 @@ def test_a_close_that_is_not_read_ends_all_the_same(scene: Scene, until: Until) 
     until(lambda: transport.over)
 
 
+def _come_and_go(scene: Scene, until: Until) -> None:
+    """A tunnel that has something to send, cannot, and is reset."""
+    opener = joined(scene, until)
+    tunnel = opener.tunnel
+    assert tunnel is not None
+    opener.app.send(b"x")
+    until(lambda: tunnel._waiting)
+    opener.app.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    opener.app.close()
+    until(lambda: opener.over)
+    scene.openers.remove(opener)
+
+
 def test_tunnels_that_end_wait_no_more(
     loop: asyncio.AbstractEventLoop, tmp_path: Path, until: Until
 ) -> None:
@@ -155,14 +168,7 @@ def test_tunnels_that_end_wait_no_more(
 
         until(shut)
         for _ in range(20):
-            opener = joined(scene, until)
-            opener.app.send(b"x")
-            until(lambda o=opener: o.tunnel._waiting)
-            opener.app.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-            opener.app.close()
-            until(lambda o=opener: o.over)
-            opener.tunnel = None
-            scene.openers.remove(opener)
+            _come_and_go(scene, until)
         gc.collect()
         client_side = [
             each
