@@ -101,6 +101,9 @@ class ServerSide:
             transport.core.lost()
 
     def on_request(self, stream: Stream, request: Request) -> None:
+        if self.scene.refuses is not None:
+            self.core.respond(stream, self.scene.refuses, end_stream=True)
+            return
         self.streams.append(stream)
         if self.scene.answers:
             self.core.respond(stream, 200)
@@ -180,6 +183,8 @@ class Scene:
         self.timers = PoolTimers(self.wires, 5.0, 300.0)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.answers = True
+        self.refuses: int | None = None
+        """The status every tunnel is refused with."""
         self.server_buffers: int | None = None
         self.client_rcvbuf: int | None = None
         self.accepts = True
