@@ -87,9 +87,13 @@ def _bpf() -> str | None:
 
 
 def _go() -> str | None:
-    from tests.interop.go_peer import find_go
+    from tests.interop.go_peer import NoGoPeer, go_peer
 
-    return None if find_go() else "no go command; install Go 1.26 or newer"
+    try:
+        go_peer()
+    except NoGoPeer as error:
+        return str(error)
+    return None
 
 
 def _is_bpffs(path: Path) -> bool:

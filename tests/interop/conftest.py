@@ -10,28 +10,13 @@ import pytest
 
 from tests.interop import certificates
 from tests.interop.certificates import Certificates
-from tests.interop.go_peer import NoGoPeer, go_peer
 from tests.interop.peers import World
-from tests.requirements import demanded
 
 
 @pytest.fixture(scope="session")
 def certs(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     """One CA for all tests."""
     return certificates.make(tmp_path_factory.mktemp("certs"))
-
-
-@pytest.fixture(scope="session")
-def go() -> Path:
-    """The real peers; builds them the first time."""
-    import os
-
-    try:
-        return go_peer()
-    except NoGoPeer as error:
-        if "go" in demanded(os.environ):
-            pytest.fail(f"{error} (required by NODENET_REQUIRE)", pytrace=False)
-        pytest.skip(f"go: {error}")
 
 
 @pytest.fixture

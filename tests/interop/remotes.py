@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Self
 
 
@@ -145,3 +145,18 @@ class Deaf:
         self.go.wait(120)
         while sock.recv(65_536):
             pass
+
+
+@contextlib.contextmanager
+def black_hole() -> Iterator[str]:
+    """An address that answers no SYN, as a host behind a firewall: its backlog is full."""
+    with contextlib.ExitStack() as stack:
+        hole = stack.enter_context(socket.socket())
+        hole.bind(("127.0.0.1", 0))
+        hole.listen(0)
+        where = hole.getsockname()
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(where)
+        yield f"127.0.0.1:{where[1]}"

@@ -8,7 +8,6 @@ import os
 import random
 import subprocess
 from collections.abc import Coroutine, Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -16,10 +15,11 @@ import pytest
 from nodenet.konnectivity.client import DialFailed, Mode, Server, dial
 from nodenet.konnectivity.client_grpc import Proxy
 from tests.interop.certificates import Certificates
+from tests.interop.go_peer import go_peer
 from tests.interop.peers import AgentProcess, Maker, ServerProcess, Transport, World, wait_for
 from tests.interop.remotes import Remote, Sink, banner, echo, source
 
-pytestmark = [pytest.mark.go, pytest.mark.timeout(1200), pytest.mark.usefixtures("go")]
+pytestmark = pytest.mark.timeout(1200)  # the first one may build the Go peers
 
 T = TypeVar("T")
 Pair = tuple[ServerProcess, AgentProcess]
@@ -39,6 +39,19 @@ WAYS: list[tuple[Mode, Transport]] = [
 MIB = 1 << 20
 
 
+def marks(makers: tuple[Maker, Maker]) -> list[pytest.MarkDecorator]:
+    """A real peer needs Go."""
+    return [pytest.mark.go] if "go" in makers else []
+
+
+EVERY_PAIR = [pytest.param(*makers, marks=marks(makers), id="-".join(makers)) for makers in MAKERS]
+EVERY_WAY = [
+    pytest.param((makers, way), marks=marks(makers), id="-".join((*makers, *way)))
+    for makers in MAKERS
+    for way in WAYS
+]
+
+
 def run(work: Coroutine[Any, Any, T], seconds: float = 60.0) -> T:
     async def bounded() -> T:
         async with asyncio.timeout(seconds):
@@ -47,10 +60,7 @@ def run(work: Coroutine[Any, Any, T], seconds: float = 60.0) -> T:
     return asyncio.run(bounded())
 
 
-@pytest.fixture(
-    params=[(makers, way) for makers in MAKERS for way in WAYS],
-    ids=lambda p: "-".join((*p[0], *p[1])),
-)
+@pytest.fixture(params=EVERY_WAY)
 def pair(request: pytest.FixtureRequest, world: World) -> Iterator[Pair]:
     (server, agent), (mode, transport) = request.param
     yield world.connected(server, agent, mode=mode, transport=transport)
@@ -158,11 +168,11 @@ def test_many_tunnels_share_a_connection_by_grpc(pair: Pair) -> None:
 
 
 def through_go(
-    go: Path, server: ServerProcess, address: str, data: bytes, *, close: bool
+    server: ServerProcess, address: str, data: bytes, *, close: bool
 ) -> subprocess.CompletedProcess[bytes]:
     """What the real client gets for what it sends."""
     return subprocess.run(
-        [go, "client", str(server.target.path), address],
+        [go_peer(), "client", str(server.target.path), address],
         input=data,
         capture_output=True,
         timeout=60,
@@ -170,32 +180,32 @@ def through_go(
     )
 
 
-@pytest.mark.parametrize(("server", "agent"), MAKERS, ids="-".join)
-def test_the_real_client(server: Maker, agent: Maker, world: World, go: Path) -> None:
+@pytest.mark.parametrize(("server", "agent"), EVERY_PAIR)
+@pytest.mark.go
+def test_the_real_client(server: Maker, agent: Maker, world: World) -> None:
     one, _ = world.connected(server, agent, mode="grpc")
     with Remote(banner(b"welcome")) as remote, Remote(source(5 * MIB)) as large:
-        done = through_go(go, one, large.address, b"", close=False)
+        done = through_go(one, large.address, b"", close=False)
         assert (done.returncode, len(done.stdout)) == (0, 5 * MIB), done.stderr
         with Remote(lambda sock: sock.sendall(sock.recv(5)[::-1])) as once:
-            assert through_go(go, one, once.address, b"abcde", close=False).stdout == b"edcba"
-        refused = through_go(go, one, "127.0.0.1:1", b"", close=False)
+            assert through_go(one, once.address, b"abcde", close=False).stdout == b"edcba"
+        refused = through_go(one, "127.0.0.1:1", b"", close=False)
         assert b"connection refused" in refused.stderr
         del remote
 
 
-@pytest.mark.parametrize(("server", "agent"), [m for m in MAKERS if m[1] == "ours"], ids="-".join)
-def test_write_then_close_by_the_real_client(
-    server: Maker, agent: Maker, world: World, go: Path
-) -> None:
+@pytest.mark.parametrize(("server", "agent"), [EVERY_PAIR[0], EVERY_PAIR[2]])
+@pytest.mark.go
+def test_write_then_close_by_the_real_client(server: Maker, agent: Maker, world: World) -> None:
     one, _ = world.connected(server, agent, mode="grpc")
     sink, data = Sink(), random.Random(2).randbytes(MIB)
     with Remote(sink) as remote:
         for _ in range(10):
-            assert through_go(go, one, remote.address, data, close=True).returncode == 0
+            assert through_go(one, remote.address, data, close=True).returncode == 0
         assert sink.wait(10) == [(MIB, hashlib.sha256(data).hexdigest())] * 10
 
 
-@pytest.mark.parametrize(("server", "agent"), MAKERS, ids="-".join)
+@pytest.mark.parametrize(("server", "agent"), EVERY_PAIR)
 def test_curl_through_http_connect(
     server: Maker, agent: Maker, world: World, certs: Certificates
 ) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from nodenet.konnectivity.packets import (
     Window,
 )
 from tests.interop.certificates import Certificates
+from tests.interop.remotes import black_hole
 from tests.unit.agents.konnectivity.agent_scene import (
     FakeServer,
     Stream,
@@ -156,21 +157,6 @@ def test_dials_that_fail(certs: Certificates, address: str, error: str) -> None:
             assert answer.error.startswith(error.format(closed=closed))
 
     run(work())
-
-
-@contextlib.contextmanager
-def black_hole() -> Iterator[str]:
-    """An address that answers no SYN, as a host behind a firewall: its backlog is full."""
-    with contextlib.ExitStack() as stack:
-        hole = stack.enter_context(socket.socket())
-        hole.bind(("127.0.0.1", 0))
-        hole.listen(0)
-        where = hole.getsockname()
-        for _ in range(4):
-            filler = stack.enter_context(socket.socket())
-            filler.setblocking(False)
-            filler.connect_ex(where)
-        yield f"127.0.0.1:{where[1]}"
 
 
 def test_a_black_hole_ends_in_time_and_holds_nobody_up(
