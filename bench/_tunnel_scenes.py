@@ -172,14 +172,20 @@ class Scenes:
             _record_rate(samples, name, variant, driver.run(work))
 
     def idle(self, variant: str, samples: Samples, *, count: int) -> None:
-        """Memory of tunnels that carry nothing, and whether each is alive afterwards."""
-        pair = self.pairs[variant]
-        before = [_memory(process.pid) for process in pair.connect]
+        """Memory of tunnels that carry nothing, and whether each is alive afterwards.
+
+        In processes of its own: what others have used and freed would be used again.
+        """
+        server, agent = pair = self._pair(variant, "http-connect")
+        path = server.target.path
+        assert path is not None
+        driver.connect(path, self.address).close()
+        before = [_memory(process.pid) for process in pair]
         tunnels: list[socket.socket] = []
         try:
             for _ in range(count):
-                tunnels.append(driver.connect(pair.path, self.address))
-            after = [_memory(process.pid) for process in pair.connect]
+                tunnels.append(driver.connect(path, self.address))
+            after = [_memory(process.pid) for process in pair]
             for sock in tunnels:
                 sock.sendall(b"ex")
             for number, sock in enumerate(tunnels):
@@ -188,10 +194,11 @@ class Scenes:
         finally:
             for sock in tunnels:
                 sock.close()
+            agent.kill()
+            server.kill()
         for name, start, end in zip(("server", "agent"), before, after, strict=True):
             samples.record(IDLE, f"memory of one: {name}", "KiB", variant, (end - start) / count)
         samples.record(IDLE, "held and alive", "", variant, count)
-        time.sleep(0.5)  # for the closes to be over before the next sample begins
 
     def stalled(self, variant: str, samples: Samples, *, seconds: float) -> None:
         """New dials while somebody does not read."""
