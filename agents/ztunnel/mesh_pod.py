@@ -56,7 +56,6 @@ _IDENTITIES_KEPT: Final = 4096
 MAX_PEERS: Final = 8192
 #: Clients of one pod's SOCKS5 listener that have not said yet what they want.
 MAX_SOCKS_REQUESTS: Final = 1024
-_PORTS_WITH_SOCKS: Final = decision.PROXY_PORTS | {socks5.PORT}
 _NOTE_LEVELS: Final = {
     NoteKind.UNKNOWN_POLICY: logging.WARNING,
     NoteKind.DRY_RUN: logging.INFO,
@@ -84,9 +83,13 @@ class MeshPod:
         """Those within tunnels, to other networks."""
         self._workload: Workload | None = None
         self._workload_version = -1
+        self._workload_pod = served.pod
         self._waiting: dict[WorkloadWaiter, None] = {}
         self.fields = TunnelFields(context.rng, response_baggage=context.mesh.response_baggage)
         self._socks: set[socks5.Client] = set()
+        self._proxy_ports = (
+            decision.PROXY_PORTS | {socks5.PORT} if context.mesh.socks5 else decision.PROXY_PORTS
+        )
         self._unsubscribe = context.state.subscribe(self._changed)
         if context.mesh.revocation is not None:
             context.mesh.revocation.watch(self)
@@ -95,10 +98,10 @@ class MeshPod:
 
     def workload(self) -> Workload | None:
         """The pod's own workload: by uid, by namespace and name, or by address; None: unknown."""
-        state = self.context.state
-        if self._workload_version != state.version:
-            self._workload_version = state.version
-            self._workload = self._find_workload(self.served.pod)
+        state, pod = self.context.state, self.served.pod
+        if self._workload_version != state.version or self._workload_pod is not pod:
+            self._workload_version, self._workload_pod = state.version, pod
+            self._workload = self._find_workload(pod)
         return self._workload
 
     def _find_workload(self, pod: Pod) -> Workload | None:
@@ -150,7 +153,7 @@ class MeshPod:
             Endpoint(ip_address(original.host), original.port),
             network=context.network,
             rng=context.rng,
-            proxy_ports=_PORTS_WITH_SOCKS if context.mesh.socks5 else decision.PROXY_PORTS,
+            proxy_ports=self._proxy_ports,
         )
 
     def resolve(self, flow: OutboundFlow, hostname: str) -> None:
@@ -254,6 +257,7 @@ class MeshPod:
             ip_address(local.host),
             authority,
             network=self.context.network,
+            proxy_ports=self._proxy_ports,
         )
 
     def admits(self, workload: Workload, context: RbacContext) -> Verdict:
@@ -332,12 +336,16 @@ class MeshPod:
 
     # -- changes ---------------------------------------------------------------------------------
 
-    def _changed(self, change: Change) -> None:
+    def pod_changed(self) -> None:
+        """More is known of the pod, perhaps who it is."""
         if self._waiting and self.workload() is not None:
             waiting, self._waiting = self._waiting, {}
             for waiter in waiting:
                 self.context.workload_waits.discard(waiter)
                 waiter.begin()
+
+    def _changed(self, change: Change) -> None:
+        self.pod_changed()
         if change.policies:
             self.served.judge_again()
 

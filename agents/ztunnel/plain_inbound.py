@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class PlainInbound:
     """A connection accepted on 15006 that waits for the pod's workload or a verdict."""
 
-    __slots__ = ("_client", "_context", "_near", "_pod", "_route", "_workload")
+    __slots__ = ("_client", "_context", "_near", "_pod", "_route", "_waits", "_workload")
 
     def __init__(self, pod: MeshPod, near: RawSocket, client: Address, route: Dial) -> None:
         self._pod = pod
@@ -31,6 +31,7 @@ class PlainInbound:
         self._client = client
         self._route = route
         self._workload: Workload | None = None
+        self._waits = False
         destination = route.destination
         self._context = RbacContext(
             ip_address(client.host), None, Endpoint(ip_address(destination.host), destination.port)
@@ -41,8 +42,12 @@ class PlainInbound:
         pod = self._pod
         workload = self._workload = pod.workload()
         if workload is None:
+            # nobody has judged it yet, but its descriptor counts
+            self._waits = True
+            pod.served.data_path.admission.opened()
             pod.await_workload(self)
             return True
+        self._wait_over()
         verdict = pod.admits(workload, self._context)
         pod.telemetry.judged(verdict.policy, verdict.allowed)
         log = pod.telemetry.opened(self._facts(workload, verdict))
@@ -60,10 +65,16 @@ class PlainInbound:
         """See `WorkloadWaiter`."""
         pod = self._pod
         pod.forget_waiter(self)
+        self._wait_over()
         error = pod.unknown_workload()
         pod.telemetry.failed(self._client, self._route.destination, INBOUND, error.message)
         reset_on_close(self._near)
         self._near.close()
+
+    def _wait_over(self) -> None:
+        if self._waits:
+            self._waits = False
+            self._pod.served.data_path.admission.closed()
 
     def rejection(self) -> NodenetError | None:
         """See `connection.Judged`."""

@@ -126,6 +126,12 @@ class ServedPod:
         """Whether new connections are taken."""
         return bool(self._listeners)
 
+    def change(self, pod: Pod) -> None:
+        """Takes new facts about the pod."""
+        self.pod = pod
+        if self.mesh is not None:
+            self.mesh.pod_changed()
+
     def stop(self) -> None:
         """Takes no new connections; those that are open go on."""
         for listener in self._listeners:
@@ -299,9 +305,11 @@ class ServedPod:
         self, flow: OutboundFlow, near: RawSocket, route: Route, log: OpenFlow
     ) -> None:
         """Carries a connection of the mesh as plain TCP, in place of ``flow``."""
+        self.carry(near, flow.client, Direction.OUT, route, log, original=flow.original)
+        # after that, or for a moment there would be nobody, and a drain would be over
         self._connections.discard(flow)
         self.data_path.admission.closed()
-        self.carry(near, flow.client, Direction.OUT, route, log, original=flow.original)
+        self._leave_if_empty()
 
     def carry(
         self,

@@ -138,7 +138,7 @@ class LocalWorker:
 
     def change_pod(self, pod: Pod) -> None:
         """See `Worker.change_pod`."""
-        self._pods[pod.cookie].pod = pod
+        self._pods[pod.cookie].change(pod)
         logger.info("pod %s has changed", pod.name)
 
     def remove_pod(self, cookie: int) -> None:
