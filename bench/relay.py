@@ -107,7 +107,7 @@ def measure_idle(
     """The idle connections, with new proxies each time."""
     cpus = two_cpus()
     hold_seconds = _HOLD_SECONDS_QUICK if options.quick else _HOLD_SECONDS
-    for turn in range(min(options.choose_rounds(full=3, quick=1), 3)):
+    for turn in range(min(options.choose_rounds(full=2, quick=1), 2)):
         for name in in_turn(tuple(PAIRS), turn):
             progress(f"idle: {count} connections through {name}")
             with PAIRS[name](world) as pair:
