@@ -170,8 +170,10 @@ int read_all(int fd, char *to, size_t length)
 			continue;
 		if (n < 0)
 			return -1;
-		if (!n)
+		if (!n) {
+			errno = ECONNRESET;	/* for who did not expect it */
 			return 0;
+		}
 		to += n;
 		length -= n;
 	}
