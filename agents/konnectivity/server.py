@@ -231,10 +231,7 @@ class Server:
         for frontend in list(self.frontends.streams):
             frontend.cut("server is shutting down")
         for agent in list(self.agents.streams):
-            agent.call.end(Status(Code.UNAVAILABLE, "server is shutting down"))
-            backend = agent.backend
-            if backend is not None:
-                self.core.remove_backend(backend, "server is shutting down", self.loop.time())
+            agent.call.fail(Status(Code.UNAVAILABLE, "server is shutting down"))
         # once round, so that the last words are written before the connections are closed
         await asyncio.sleep(0)
         for protocol in list(self.connections):

@@ -152,8 +152,7 @@ class AgentStream(CallHandler):
             backend.receive(message, self._agents.loop.time())
         except MalformedPacket as error:
             logger.warning("agent %s sent no packet: %s", backend.agent_id, error.message)
-            self._agents.core.counts.stream_error("from_agent", Code.INTERNAL.camel, "Unknown")
-            self.call.end(Status(Code.INTERNAL, error.message))
+            self.call.fail(Status(Code.INTERNAL, error.message))
 
     def pull(self) -> Sequence[Buffer] | None:
         """See `CallHandler`: the next packet."""
@@ -161,7 +160,7 @@ class AgentStream(CallHandler):
 
     def ended(self) -> None:
         """See `CallHandler`: the agent is done."""
-        self.call.end(OK)
+        self.call.fail(OK)
 
     def closed(self, status: Status) -> None:
         """See `CallHandler`: the stream is over."""
@@ -202,13 +201,7 @@ class AgentStream(CallHandler):
         """See `Link`."""
         logger.warning("Retire backend connection: %s: %s", self._address, text)
         # not in the middle of what the core is at
-        self._agents.loop.call_soon(self._end_now, Status(Code.UNAVAILABLE, text))
-
-    def _end_now(self, status: Status) -> None:
-        if not self.call.over:
-            # its window is shut, so no status would reach it either
-            self.call.cancel()
-            self.closed(status)
+        self._agents.loop.call_soon(self.call.fail, Status(Code.UNAVAILABLE, text))
 
 
 def _who(call: Call) -> tuple[str, Identifiers]:

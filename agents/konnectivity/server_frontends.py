@@ -101,9 +101,7 @@ class GrpcFrontend(CallHandler):
         try:
             self.stream.receive(message, self._frontends.loop.time())
         except MalformedPacket as error:
-            counts = self._frontends.core.counts
-            counts.stream_error("from_client", Code.INTERNAL.camel, "Unknown")
-            self._call.end(Status(Code.INTERNAL, error.message))
+            self._call.fail(Status(Code.INTERNAL, error.message))
 
     def pull(self) -> Sequence[Buffer] | None:
         """See `CallHandler`: the next packet."""
@@ -136,8 +134,7 @@ class GrpcFrontend(CallHandler):
 
     def cut(self, text: str) -> None:
         """Ends the stream from here."""
-        self.stream.ended(self._frontends.loop.time())
-        self._call.end(Status(Code.UNAVAILABLE, text))
+        self._call.fail(Status(Code.UNAVAILABLE, text))
 
 
 class ConnectProtocol(asyncio.Protocol):

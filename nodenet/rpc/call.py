@@ -149,10 +149,18 @@ class Call:
         self._connection.send_answer(self, metadata)
 
     def end(self, status: Status = OK) -> None:
-        """After what is queued: the status (server), or no more messages (client)."""
+        """After what is queued and wanted: the status (server), or no more messages (client).
+
+        Waits for the peer as messages do.
+        """
         if not self.over and self._end is None:
             self._end = status
             self._schedule()
+
+    def fail(self, status: Status) -> None:
+        """Ends the call with a status now (server), whatever is queued; `closed` follows."""
+        if not self.over:
+            self._connection.refuse(self, status)
 
     def cancel(self, code: ErrorCode = ErrorCode.CANCEL) -> None:
         """Ends the call at once; what is queued is not sent, and the handler is told nothing."""

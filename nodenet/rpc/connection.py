@@ -280,7 +280,7 @@ class Connection:
             try:
                 call.feed(data, at, end, self.limits.max_message_bytes)
             except MessageRefused as error:
-                self._refuse(call, error.status)
+                self.refuse(call, error.status)
             else:
                 call._taken += end - at
                 if call._taken >= self.limits.stream_window >> 2 and not call._held:
@@ -448,15 +448,15 @@ class Connection:
         """END_STREAM of the peer."""
         call._peer_ended = True
         if call.broken_off():
-            self._refuse(call, Status(Code.INTERNAL, "the stream ended inside a message"))
+            self.refuse(call, Status(Code.INTERNAL, "the stream ended inside a message"))
         elif self.role is Role.CLIENT:
             status = Status(Code.INTERNAL, "the server ended the stream without a status")
             self._close_call(call, status, ErrorCode.CANCEL)
         else:
             call.handler.ended()
 
-    def _refuse(self, call: Call, status: Status) -> None:
-        """Ends a call whose messages cannot be taken."""
+    def refuse(self, call: Call, status: Status) -> None:
+        """Ends a call now, by its status (server) or a reset (client)."""
         if self.role is Role.CLIENT:
             self._close_call(call, status, ErrorCode.CANCEL)
             return

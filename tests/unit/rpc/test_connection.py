@@ -241,6 +241,29 @@ def test_the_server_may_end_before_the_client() -> None:
     assert call.over
 
 
+def test_a_server_that_fails_a_call_waits_for_no_window() -> None:
+    pair = Pair()
+    _, ours, theirs, handler = pair.open()
+    theirs._send_window = 0
+    theirs.send(b"never")
+    theirs.fail(Status(Code.INTERNAL, "malformed"))
+    assert handler.told == [Status(Code.INTERNAL, "malformed")]
+    pair.run()
+    assert ours.told == [Status(Code.INTERNAL, "malformed")]
+    theirs.fail(OK)
+    assert len(handler.told) == 1
+
+
+def test_what_is_wanted_goes_before_the_end() -> None:
+    pair = Pair()
+    call, ours, _, handler = pair.open()
+    ours.outgoing.extend([b"a", b"b"])
+    call.want()
+    call.end()
+    pair.run()
+    assert handler.told == [b"a", b"b", "ended"]
+
+
 def test_an_unknown_method_is_unimplemented() -> None:
     pair = Pair()
     ours = Recorder()
