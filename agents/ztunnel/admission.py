@@ -13,6 +13,9 @@ from nodenet.agents.ztunnel.logs import LineBudget
 
 #: Descriptors kept for everything that is no connection: namespaces, listeners, records, logs.
 RESERVED_FILES: Final = 256
+#: Of a connection that is passed on, of one that goes through a tunnel, and of a tunnel's own.
+PASSED_ON_FILES: Final = 2
+TUNNELLED_FILES: Final = 1
 #: Seconds after which paused listeners are tried again although no connection of ours has ended:
 #: descriptors may have come free elsewhere.
 RETRY_SECONDS: Final = 0.5
@@ -27,7 +30,8 @@ class Admission:
         self._loop = loop
         self._lines = lines
         self._max_files = max_files
-        self._max_active = max(1, (max_files - RESERVED_FILES) // 2)
+        self._most = max(PASSED_ON_FILES, max_files - RESERVED_FILES)
+        self._files = 0
         self._paused: set[Listener] = set()
         self._retry: asyncio.Handle | None = None
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -38,16 +42,19 @@ class Admission:
 
     def has_room(self) -> bool:
         """Whether one more leaves enough descriptors for everything else."""
-        return self.active < self._max_active
+        # of whichever kind it will turn out to be
+        return self._files + PASSED_ON_FILES <= self._most
 
-    def opened(self) -> None:
-        """A connection has begun."""
+    def opened(self, files: int) -> None:
+        """A connection has begun that needs so many descriptors."""
         self.active += 1
+        self._files += files
         self._nobody.clear()
 
-    def closed(self) -> None:
+    def closed(self, files: int) -> None:
         """A connection has ended; its descriptors come free at the end of the turn."""
         self.active -= 1
+        self._files -= files
         if not self.active:
             self._nobody.set()
         if self._paused:

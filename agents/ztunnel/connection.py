@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from nodenet.abi import Direction
 from nodenet.agents.ztunnel.address import Address
+from nodenet.agents.ztunnel.admission import PASSED_ON_FILES
 from nodenet.agents.ztunnel.ends import Draining
 from nodenet.agents.ztunnel.flow_facts import ResponseFlag
 from nodenet.agents.ztunnel.relay import Leg, reset_on_close
@@ -104,6 +105,11 @@ class Connection:
         log.progress = self
         log.dialled_from = dialled_from(dial_flow)
         self._legs: tuple[Leg, Leg] | None = None
+
+    @property
+    def files(self) -> int:
+        """Descriptors it needs."""
+        return PASSED_ON_FILES
 
     @property
     def destination(self) -> Address:

@@ -15,6 +15,7 @@ import socket
 from _socket import socket as RawSocket
 from typing import TYPE_CHECKING, Final
 
+from nodenet.agents.ztunnel.admission import TUNNELLED_FILES
 from nodenet.agents.ztunnel.connection import dialled_from
 from nodenet.agents.ztunnel.decision import Reason
 from nodenet.agents.ztunnel.ends import Draining, PolicyChanged, PolicyRejection
@@ -89,6 +90,11 @@ class InboundFlow:
         self._ended_early = False
         self._log: OpenFlow | None = None
         self._dial_flow: DialFlow | None = None
+
+    @property
+    def files(self) -> int:
+        """Descriptors it needs."""
+        return TUNNELLED_FILES
 
     @property
     def sent(self) -> int:

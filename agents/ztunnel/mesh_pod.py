@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from nodenet.abi import MARK
 from nodenet.agents.ztunnel import socks5
 from nodenet.agents.ztunnel.address import Address, ip_address
+from nodenet.agents.ztunnel.admission import TUNNELLED_FILES
 from nodenet.agents.ztunnel.decision import Route as Dial
 from nodenet.agents.ztunnel.decision import to_the_application
 from nodenet.agents.ztunnel.ends import Draining
@@ -241,7 +242,7 @@ class MeshPod:
         accepted = InboundPeer(self, near, client, local)
         self.peers.add(accepted)
         # they count against the descriptors, whether they ever say who they are or not
-        self.served.data_path.admission.opened()
+        self.served.data_path.admission.opened(TUNNELLED_FILES)
         accepted.begin()
 
     def inbound_plain(self, near: RawSocket, client: Address, route: Dial) -> bool:
@@ -328,7 +329,7 @@ class MeshPod:
         """A connection on 15008 is over (told by itself)."""
         if ended in self.peers:
             self.peers.discard(ended)
-            self.served.data_path.admission.closed()
+            self.served.data_path.admission.closed(TUNNELLED_FILES)
             self.served.mesh_changed()
 
     def _left_pool(self) -> None:

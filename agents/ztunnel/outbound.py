@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodenet.abi import MARK
 from nodenet.agents.ztunnel.address import Address
+from nodenet.agents.ztunnel.admission import TUNNELLED_FILES
 from nodenet.agents.ztunnel.client_connection import (
     ClientConnection,
     ConnectFailed,
@@ -102,6 +103,11 @@ class OutboundFlow:
         self._log: OpenFlow | None = None
         self._facts: FlowFacts | None = None
         """What is to be counted when it is known who is behind the gateway."""
+
+    @property
+    def files(self) -> int:
+        """Descriptors it needs."""
+        return TUNNELLED_FILES
 
     @property
     def sent(self) -> int:

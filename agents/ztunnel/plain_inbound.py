@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from nodenet.abi import Direction
 from nodenet.agents.ztunnel.address import Address, ip_address
+from nodenet.agents.ztunnel.admission import PASSED_ON_FILES
 from nodenet.agents.ztunnel.connection import socket_cookie
 from nodenet.agents.ztunnel.decision import Route as Dial
 from nodenet.agents.ztunnel.ends import PolicyChanged, PolicyRejection
@@ -43,8 +44,9 @@ class PlainInbound:
         workload = self._workload = pod.workload()
         if workload is None:
             # nobody has judged it yet, but its descriptor counts
-            self._waits = True
-            pod.served.data_path.admission.opened()
+            if not self._waits:
+                self._waits = True
+                pod.served.data_path.admission.opened(PASSED_ON_FILES)
             pod.await_workload(self)
             return True
         self._wait_over()
@@ -74,7 +76,7 @@ class PlainInbound:
     def _wait_over(self) -> None:
         if self._waits:
             self._waits = False
-            self._pod.served.data_path.admission.closed()
+            self._pod.served.data_path.admission.closed(PASSED_ON_FILES)
 
     def rejection(self) -> NodenetError | None:
         """See `connection.Judged`."""

@@ -56,6 +56,10 @@ class LiveFlow(Protocol):
     """A connection of the pod, however it is carried."""
 
     @property
+    def files(self) -> int:
+        """Descriptors it needs."""
+
+    @property
     def sent(self) -> int:
         """Payload bytes the pod has sent."""
 
@@ -197,7 +201,7 @@ class ServedPod:
         """A connection is over (told by itself)."""
         self._connections.discard(flow)
         self.counters.carried(flow.sent, flow.received)
-        self.data_path.admission.closed()
+        self.data_path.admission.closed(flow.files)
         self._leave_if_empty()
 
     def mesh_changed(self) -> None:
@@ -207,7 +211,7 @@ class ServedPod:
     def flow_begun(self, flow: LiveFlow) -> None:
         """One more connection."""
         self._connections.add(flow)
-        self.data_path.admission.opened()
+        self.data_path.admission.opened(flow.files)
 
     @property
     def full(self) -> bool:
@@ -308,7 +312,7 @@ class ServedPod:
         self.carry(near, flow.client, Direction.OUT, route, log, original=flow.original)
         # after that, or for a moment there would be nobody, and a drain would be over
         self._connections.discard(flow)
-        self.data_path.admission.closed()
+        self.data_path.admission.closed(flow.files)
         self._leave_if_empty()
 
     def carry(

@@ -9,7 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-from nodenet.agents.ztunnel.admission import RESERVED_FILES, Admission
+from nodenet.agents.ztunnel.admission import (
+    PASSED_ON_FILES,
+    RESERVED_FILES,
+    TUNNELLED_FILES,
+    Admission,
+)
 from nodenet.agents.ztunnel.logs import LineBudget
 
 Until = Callable[[Callable[[], object]], None]
@@ -34,10 +39,22 @@ def test_two_descriptors_a_connection_and_some_kept_back(
 ) -> None:
     room = admission(loop, 2)
     assert room.has_room()
-    room.opened()
-    room.opened()
+    room.opened(PASSED_ON_FILES)
+    room.opened(PASSED_ON_FILES)
     assert not room.has_room()
-    room.closed()
+    room.closed(PASSED_ON_FILES)
+    assert room.has_room()
+    room.close()
+
+
+def test_a_tunnelled_connection_needs_one(loop: asyncio.AbstractEventLoop) -> None:
+    room = admission(loop, 2)
+    for _ in range(3):
+        assert room.has_room()
+        room.opened(TUNNELLED_FILES)
+    # one is left, and the next connection may be passed on
+    assert not room.has_room()
+    room.closed(TUNNELLED_FILES)
     assert room.has_room()
     room.close()
 
@@ -51,11 +68,11 @@ def test_even_a_tiny_limit_allows_one(loop: asyncio.AbstractEventLoop) -> None:
 def test_the_next_end_wakes_the_paused(loop: asyncio.AbstractEventLoop, until: Until) -> None:
     room = admission(loop, 1)
     one, other, closed = Sleeper(), Sleeper(), Sleeper()
-    room.opened()
+    room.opened(PASSED_ON_FILES)
     for sleeper in (one, other, closed):
         room.paused(sleeper)  # type: ignore[arg-type]  # only `rearm` is used
     room.forget(closed)  # type: ignore[arg-type]
-    room.closed()
+    room.closed(PASSED_ON_FILES)
     assert not one.woken  # its descriptors come free at the end of the turn
     until(lambda: one.woken)
     assert (one.woken, other.woken, closed.woken) == (1, 1, 0)
@@ -91,12 +108,12 @@ def test_a_spare_descriptor_is_lent_once_and_taken_back(
 def test_nobody_is_waited_for(loop: asyncio.AbstractEventLoop) -> None:
     room = admission(loop, 5)
     loop.run_until_complete(room.nobody())
-    room.opened()
-    room.opened()
+    room.opened(PASSED_ON_FILES)
+    room.opened(PASSED_ON_FILES)
     waiting = loop.create_task(room.nobody())
-    room.closed()
+    room.closed(PASSED_ON_FILES)
     loop.run_until_complete(asyncio.sleep(0))
     assert not waiting.done()
-    room.closed()
+    room.closed(PASSED_ON_FILES)
     loop.run_until_complete(waiting)
     room.close()
