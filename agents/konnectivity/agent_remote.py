@@ -225,11 +225,13 @@ class Remote:
             self._dial_failed(text, timeout=True)
 
     def _dial_failed(self, text: str, *, timeout: bool = False) -> None:
+        tunnel = self._tunnel
         self._give_up()
-        self._core.dial_failed(self._tunnel, text, timeout=timeout)
+        self._core.dial_failed(tunnel, text, timeout=timeout)
 
     def _give_up(self) -> None:
         self._state = _CLOSED
+        del self._tunnel  # which has this object: no cycle is left for the garbage collector
         self._sockets.dialling.discard(self)
         self._addresses.clear()
         self._give_up_attempts()
@@ -253,7 +255,8 @@ class Remote:
         self._note(mask)
         if mask & select.EPOLLOUT and tunnel.held:
             core.writable(tunnel, monotonic())
-        if mask & _READABLE:
+        # which may have been the end of it
+        if mask & _READABLE and self._state is _UP:
             if mask & select.EPOLLERR and tunnel.remote_ended:
                 core.failed(tunnel, self._socket_error())
             else:
@@ -399,6 +402,7 @@ class Remote:
         sockets.open -= 1
         fd, self.fd = self.fd, -1
         sockets.poller.retire(fd, sock)
+        del self._tunnel  # see `_give_up`
 
     def _socket_error(self) -> OSError:
         assert self.sock is not None

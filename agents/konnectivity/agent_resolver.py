@@ -80,6 +80,7 @@ class Resolver:
             with self._lock:
                 self._idle -= 1
             self._look_up(*job)
+            del job  # an idle thread keeps nobody alive
 
     def _look_up(self, host: str, port: int, family: int, answer: Answer) -> None:
         found: list[Address] | OSError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from nodenet.agents.konnectivity import agent_remote
+from nodenet.agents.konnectivity.agent_remote import Remote
 from nodenet.agents.konnectivity.agent_set import ClientSet
+from nodenet.konnectivity.agent_tunnel import Tunnel
 from nodenet.konnectivity.extensions import NONE, OURS, Extensions
 from nodenet.konnectivity.packets import (
     CloseDial,
@@ -378,6 +381,37 @@ def test_a_download_is_large_pieces_and_bounded_by_the_window(certs: Certificate
             assert sum(sizes) / len(sizes) >= 32_768
 
     run(work())
+
+
+def test_what_has_ended_is_freed_without_the_garbage_collector(certs: Certificates) -> None:
+    def left() -> int:
+        return sum(type(each) in (Tunnel, Remote) for each in gc.get_objects())
+
+    async def work() -> None:
+        with black_hole() as hole:
+            async with connected(certs) as (stream, clients), listening() as (address, peers):
+                tunnels = [await stream.connect(address, number) for number in range(1, 31)]
+                stream.send(
+                    DialRequest("tcp", hole, 50), DialRequest("tcp", "nobody.invalid:1", 51)
+                )
+                stream.send(DialRequest("tcp", "127.0.0.1:1", 52), CloseDial(50))
+                for tunnel in tunnels[:10]:
+                    stream.close(tunnel)
+                for tunnel in tunnels[10:20]:
+                    stream.send(Data(tunnel, b"x"), HalfClose(tunnel))
+                for _ in tunnels:
+                    (await peers.get()).writer.close()
+                for tunnel in tunnels[20:]:
+                    stream.send(HalfClose(tunnel))
+                await until(lambda: not clients.tunnels, "all have ended")
+                await until(lambda: left() == 0, "nothing is left")
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(work())
+    finally:
+        gc.enable()
 
 
 # -- the end --------------------------------------------------------------------------------------
