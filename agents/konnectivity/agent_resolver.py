@@ -88,7 +88,7 @@ class Resolver:
             infos = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
             found = interleaved([(info[0], info[4]) for info in infos])
         except OSError as error:
-            found = error
+            found = error.with_traceback(None)  # which has this frame, and so who asked
         except UnicodeError as error:  # a label of more than 63 characters
             found = socket.gaierror(socket.EAI_NONAME, str(error))
         try:
