@@ -18,6 +18,7 @@ from nodenet.agents.ztunnel.transport import H2Failed, Transport
 from nodenet.errors import NodenetError
 from nodenet.hbone.connection import Connection
 from nodenet.hbone.headers import Request, Response
+from nodenet.hbone.outgoing import SHUTDOWN_PING
 from nodenet.hbone.settings import LocalSettings, Role
 from nodenet.hbone.stream import Stream
 from nodenet.identity import peer
@@ -35,6 +36,7 @@ class InboundPeer:
     """
 
     __slots__ = (
+        "_awaits_pong",
         "_core",
         "_flows",
         "_sock",
@@ -62,6 +64,8 @@ class InboundPeer:
         self._core: Connection | None = None
         self._sock: RawSocket | None = sock
         self._flows: set[InboundFlow] = set()
+        self._awaits_pong = False
+        """It is told not to open tunnels, and may not have read it yet (RFC 9113 section 6.8)."""
 
     @property
     def flows(self) -> frozenset[InboundFlow]:
@@ -87,8 +91,16 @@ class InboundPeer:
         if core is None or transport is None:
             self.cut(Draining())
             return
+        if not core.going_away:
+            self._awaits_pong = True
+            self.pod.wires.drains.add(self)
         core.shutdown()
         transport.flush_soon()
+        self._close_if_done()
+
+    def expire(self) -> None:
+        """See `transport.Draining`: the peer does not say whether it has read the GOAWAY."""
+        self._awaits_pong = False
         self._close_if_done()
 
     def cut(self, error: NodenetError) -> None:
@@ -124,6 +136,7 @@ class InboundPeer:
     def lost(self, transport: Transport, error: NodenetError) -> None:
         """See `transport.Owner`."""
         self.pod.context.peer_idle.discard(self)
+        self.pod.wires.drains.discard(self)
         core, self._core = self._core, None
         if core is None or isinstance(error, H2Failed):
             # its tunnels have lines of their own, but there may be none
@@ -157,7 +170,11 @@ class InboundPeer:
             self.transport.resume_waiting()
 
     def on_pong(self, opaque: bytes) -> None:
-        """See `hbone.connection.Handler`: being read is what counts."""
+        """See `hbone.connection.Handler`: being read is what counts, but for a GOAWAY."""
+        if opaque == SHUTDOWN_PING:
+            self.pod.wires.drains.discard(self)
+            self._awaits_pong = False
+            self._close_if_done()
 
     # --------------------------------------------------------------------------------------------
 
@@ -192,5 +209,5 @@ class InboundPeer:
         core, transport = self._core, self.transport
         if core is None or transport is None or core.closed:
             return
-        if core.going_away and not core.active:
+        if core.going_away and not (core.active or self._awaits_pong):
             transport.close()

@@ -54,7 +54,7 @@ class Handler(Protocol):
         """The window of the connection, or SETTINGS, allow more than before."""
 
     def on_pong(self, opaque: bytes) -> None:
-        """The answer to a `Connection.ping`."""
+        """The answer to a `Connection.ping`, or, when it is `SHUTDOWN_PING`, to a `shutdown`."""
 
 
 class Connection(Incoming):
@@ -432,6 +432,7 @@ class Connection(Incoming):
         elif self._draining and opaque == SHUTDOWN_PING:
             self._draining = False
             self.goaway()
+            self._handler.on_pong(opaque)
         else:
             self._nuisance.spend(nuisance.FRAME, "PING")
             self._handler.on_pong(opaque)

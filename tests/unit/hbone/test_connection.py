@@ -344,7 +344,7 @@ def test_a_server_shuts_down_without_losing_what_is_under_way(server: Play) -> N
     server.connection.shutdown()
     server.sends(goaway(2**31 - 1, 0), ping(b"nn-drain"))
     server.receives(connect(3)).emits("request 3 CONNECT a:1")
-    server.receives(ping(b"nn-drain", ack=True)).sends(goaway(3, 0))
+    server.receives(ping(b"nn-drain", ack=True)).emits("pong nn-drain").sends(goaway(3, 0))
     # the peer had read the first GOAWAY: this is its fault
     server.receives(connect(5), data(5, b"x")).sends(rst(5, 7))
     server.receives(data(1, b"goes on"), data(3, b"too")).emits("data 1 goes on", "data 3 too")
