@@ -9,7 +9,7 @@ import logging
 import resource
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -64,10 +64,14 @@ def admin_listener(path: Path, *, wanted: bool) -> list[UnixListener]:
         return []
 
 
-def close_all(listeners: list[socket.socket]) -> None:
-    """Closes sockets, also those that are closed."""
+def close_all(listeners: Sequence[socket.socket | UnixListener]) -> None:
+    """Closes sockets, also those that are closed, and removes the files of Unix sockets."""
     for each in listeners:
-        each.close()
+        if isinstance(each, UnixListener):
+            each.remove()
+            each.sock.close()
+        else:
+            each.close()
 
 
 def raise_file_limit() -> None:

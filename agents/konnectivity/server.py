@@ -96,12 +96,20 @@ class Server:
         return self._listeners[1].port
 
     async def __aenter__(self) -> Server:
-        await self.tasks.__aenter__()
+        # before the task group, which would wrap what goes wrong here
         try:
             await self._open()
-        except BaseException as error:
-            await self.__aexit__(type(error), error, None)
+        except BaseException:
+            self.stop_accepting()
             raise
+        await self.tasks.__aenter__()
+        for listener in self._listeners:
+            await listener.start()
+            work = listener.follow_files()
+            self._background.append(
+                self.tasks.create_task(work, name=f"certificates of {listener.name}")
+            )
+        self._tick()
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -144,12 +152,7 @@ class Server:
             found = open_frontend_socket(config.uds, delete=config.delete_uds)
             self._listeners.append(Listener("frontend socket", found, factory))
         for listener in self._listeners:
-            await listener.start()
-            work = listener.follow_files()
-            self._background.append(
-                self.tasks.create_task(work, name=f"certificates of {listener.name}")
-            )
-        self._tick()
+            await listener.prepare()
 
     def _frontend_factory(self) -> tuple[Factory, list[str]]:
         connect = self.frontends.connect_protocol

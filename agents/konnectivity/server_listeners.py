@@ -99,18 +99,21 @@ class Listener:
         self._least = least
         self._servers: list[asyncio.AbstractServer] = []
         self._digest = b""
+        self._context: ssl.SSLContext | None = None
 
     @property
     def port(self) -> int:
         """Of TCP."""
         return int(self._sockets[0].getsockname()[1])
 
-    async def start(self) -> None:
-        """Accepts from now on. TlsUnusable."""
-        context = None
+    async def prepare(self) -> None:
+        """Reads the files. TlsUnusable."""
         if self._tls is not None:
-            self._digest, context = await asyncio.to_thread(self._load, self._tls)
-        await self._serve(context)
+            self._digest, self._context = await asyncio.to_thread(self._load, self._tls)
+
+    async def start(self) -> None:
+        """Accepts from now on."""
+        await self._serve(self._context)
 
     async def follow_files(self) -> None:
         """Takes over changed files, for ever."""

@@ -58,6 +58,7 @@ async def serve(config: ServerConfig, stop: StopSignals, path: Path, *, ready: T
         admin = open_listening(config.admin_host, config.admin_port, "--admin-port")
         stack.callback(close_all, admin)
         unix = admin_listener(path, wanted=config.admin_socket is not None)
+        stack.callback(close_all, unix)
         stack.enter_context(stop.caught(asyncio.get_running_loop()))
         kubernetes = await stack.enter_async_context(_kubernetes(config))
         server = await stack.enter_async_context(

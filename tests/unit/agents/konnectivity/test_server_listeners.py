@@ -84,6 +84,7 @@ async def greeted(port: int, context: ssl.SSLContext) -> bool:
 @contextlib.asynccontextmanager
 async def listening(files: Files):  # type: ignore[no-untyped-def]
     listener = Listener("test", open_listening("127.0.0.1", 0, "x"), Hello, tls=files.tls)
+    await listener.prepare()
     await listener.start()
     async with asyncio.TaskGroup() as tasks:
         work = tasks.create_task(listener.follow_files())
