@@ -21,20 +21,27 @@ from nodenet.identity.errors import HandshakeFailed
 from tests.unit.agents.ztunnel.hbone_scene import Opener, Scene
 
 Until = Callable[[Callable[[], object]], None]
+SceneWith = Callable[..., Scene]
 
 RESET = b"\1\0\0\0\0\0\0\0"
 
 
 @pytest.fixture
-def scene(
+def scene_with(
     loop: asyncio.AbstractEventLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Scene]:
-    """One in which nothing takes longer than a fifth of a second."""
-    for name in ("HANDSHAKE_SECONDS", "PING_SECONDS", "PONG_SECONDS", "LINGER_SECONDS"):
-        monkeypatch.setattr(module, name, 0.1)
-    made = Scene(loop, tmp_path)
-    yield made
-    made.close()
+) -> Iterator[SceneWith]:
+    """Makes a scene with other deadlines than the transport's own."""
+    made: list[Scene] = []
+
+    def make(**seconds: float) -> Scene:
+        for name, value in seconds.items():
+            monkeypatch.setattr(module, name, value)
+        made.append(Scene(loop, tmp_path))
+        return made[-1]
+
+    yield make
+    for scene in made:
+        scene.close()
 
 
 def joined(scene: Scene, until: Until) -> Opener:
@@ -52,7 +59,8 @@ def deaf(scene: Scene) -> None:
     scene.wires.pongs.discard(transport)
 
 
-def test_a_server_that_says_nothing_is_given_up(scene: Scene, until: Until) -> None:
+def test_a_server_that_says_nothing_is_given_up(scene_with: SceneWith, until: Until) -> None:
+    scene = scene_with(HANDSHAKE_SECONDS=0.1)
     scene.accepts = False
     opener = scene.open()
     until(lambda: opener.failures)
@@ -62,7 +70,10 @@ def test_a_server_that_says_nothing_is_given_up(scene: Scene, until: Until) -> N
 
 
 @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00\x01\x00\x01"])
-def test_a_client_that_says_too_little_is_cut(scene: Scene, until: Until, said: bytes) -> None:
+def test_a_client_that_says_too_little_is_cut(
+    scene_with: SceneWith, until: Until, said: bytes
+) -> None:
+    scene = scene_with(HANDSHAKE_SECONDS=0.1)
     with socket.create_connection(scene.listener.getsockname()[:2]) as sock:
         sock.sendall(said)
         until(lambda: scene.servers and scene.servers[0].error)
@@ -72,8 +83,9 @@ def test_a_client_that_says_too_little_is_cut(scene: Scene, until: Until, said: 
             assert sock.recv(1) == b""
 
 
-def test_a_handshake_byte_by_byte_has_one_deadline(scene: Scene, until: Until) -> None:
+def test_a_handshake_byte_by_byte_has_one_deadline(scene_with: SceneWith, until: Until) -> None:
     """From its first byte to its last: each byte is no new beginning."""
+    scene = scene_with(HANDSHAKE_SECONDS=0.1)
     began = time.monotonic()
     with socket.create_connection(scene.listener.getsockname()[:2]) as sock:
 
@@ -86,10 +98,11 @@ def test_a_handshake_byte_by_byte_has_one_deadline(scene: Scene, until: Until) -
     assert time.monotonic() - began < 5
 
 
-def test_a_peer_that_answers_stays(scene: Scene, until: Until) -> None:
-    """Without a byte of the application, for several times what a silent one gets."""
+def test_a_peer_that_answers_stays(scene_with: SceneWith, until: Until) -> None:
+    """Without a byte of the application, for longer than a silent one would."""
+    scene = scene_with(PING_SECONDS=0.2, PONG_SECONDS=1.0)
     opener = joined(scene, until)
-    end = scene.loop.time() + 0.7
+    end = scene.loop.time() + 1.6
     until(lambda: scene.loop.time() > end)
     assert not opener.over
     opener.app.sendall(b"still here")
@@ -98,19 +111,21 @@ def test_a_peer_that_answers_stays(scene: Scene, until: Until) -> None:
     assert server.recv(100) == b"still here"
 
 
-def test_a_peer_that_goes_silent_is_lost(scene: Scene, until: Until) -> None:
+def test_a_peer_that_goes_silent_is_lost(scene_with: SceneWith, until: Until) -> None:
+    scene = scene_with(PING_SECONDS=0.2, PONG_SECONDS=0.3)
     opener = joined(scene, until)
     deaf(scene)
     until(lambda: opener.over)
     assert isinstance(opener.error, TransportLost)
-    assert opener.error.message == "io error: no sign of life for 0.2 s"
+    assert opener.error.message == "io error: no sign of life for 0.5 s"
     assert not scene.pool.connections
     with pytest.raises(ConnectionResetError):
         opener.app.recv(1)
 
 
-def test_a_close_that_is_not_read_ends_all_the_same(scene: Scene, until: Until) -> None:
+def test_a_close_that_is_not_read_ends_all_the_same(scene_with: SceneWith, until: Until) -> None:
     """What is left to send gets a while, and then the connection is cut."""
+    scene = scene_with(LINGER_SECONDS=0.1)
     opener = joined(scene, until)
     deaf(scene)
     (connection,) = scene.pool.connections
@@ -142,39 +157,34 @@ def _come_and_go(scene: Scene, until: Until) -> None:
     scene.openers.remove(opener)
 
 
-def test_tunnels_that_end_wait_no_more(
-    loop: asyncio.AbstractEventLoop, tmp_path: Path, until: Until
-) -> None:
+def test_tunnels_that_end_wait_no_more(scene_with: SceneWith, until: Until) -> None:
     """While the window of the connection is shut they may come and go without end."""
-    scene = Scene(loop, tmp_path)
-    try:
-        first = joined(scene, until)
-        core = scene.servers[0].core
-        # nothing more is granted on the connection, whatever is consumed
-        core._grant_at = MAX_WINDOW << 10
-        first.app.setblocking(False)
-        (connection,) = scene.pool.connections
-        transport = connection.transport
-        assert transport is not None and transport.core is not None
-        server = scene.servers[0].ends[0].app
-        server.setblocking(False)
+    scene = scene_with()
+    first = joined(scene, until)
+    core = scene.servers[0].core
+    # nothing more is granted on the connection, whatever is consumed
+    core._grant_at = MAX_WINDOW << 10
+    first.app.setblocking(False)
+    (connection,) = scene.pool.connections
+    transport = connection.transport
+    assert transport is not None and transport.core is not None
+    server = scene.servers[0].ends[0].app
+    server.setblocking(False)
 
-        def shut() -> bool:
-            with contextlib.suppress(BlockingIOError):
-                first.app.send(bytes(1 << 18))
-            with contextlib.suppress(BlockingIOError):
-                server.recv(1 << 20)
-            return transport.core is not None and transport.core.send_window <= 0
+    def shut() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            first.app.send(bytes(1 << 18))
+        with contextlib.suppress(BlockingIOError):
+            server.recv(1 << 20)
+        return transport.core is not None and transport.core.send_window <= 0
 
-        until(shut)
-        for _ in range(20):
-            _come_and_go(scene, until)
-        gc.collect()
-        client_side = [
-            each
-            for each in gc.get_objects()
-            if isinstance(each, Tunnel) and each._transport is transport
-        ]
-        assert len(client_side) == 1
-    finally:
-        scene.close()
+    until(shut)
+    for _ in range(20):
+        _come_and_go(scene, until)
+    gc.collect()
+    client_side = [
+        each
+        for each in gc.get_objects()
+        if isinstance(each, Tunnel) and each._transport is transport
+    ]
+    assert len(client_side) == 1
