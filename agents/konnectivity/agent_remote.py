@@ -226,6 +226,7 @@ class Remote:
 
     def _dial_failed(self, text: str, *, timeout: bool = False) -> None:
         tunnel = self._tunnel
+        logger.debug("error dialing backend dialID=%d: %s", tunnel.random, text)
         self._give_up()
         self._core.dial_failed(tunnel, text, timeout=timeout)
 

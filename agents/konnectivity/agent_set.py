@@ -22,6 +22,7 @@ RESOLVE_SECONDS: Final = 5.0
 #: Without tunnels for so long the agent is drained: a dial on its way arrives before.
 QUIET_SECONDS: Final = 1.0
 
+# The words before the first = are upstream's: scripts look for them and count serverIDs.
 logger = logging.getLogger(__name__)
 
 
@@ -156,7 +157,7 @@ class ClientSet:
     async def _attempt(self, address: str) -> None:
         stream = ServerStream(self._config, self._sockets, self.counts, self._stream_changed)
         self._attempts.add(stream)
-        logger.debug("connect to server %s", address)
+        logger.debug("Start serving address=%s", address)
         try:
             await stream.connect(*self._by_address[address])
         except ConnectFailed as error:
@@ -185,20 +186,24 @@ class ClientSet:
         elif new:
             self.streams.append(stream)
             logger.info(
-                "connected to server %s at %s, %d of %d",
+                "Connect to server serverID=%s address=%s connected=%d known=%d",
                 stream.server_id,
                 address,
                 len(self.sync.servers),
                 self.sync.count,
             )
         else:
-            logger.debug("%s leads to server %s, connected already", address, stream.server_id)
+            logger.debug(
+                "duplicate server connection attempt serverID=%s address=%s",
+                stream.server_id,
+                address,
+            )
             stream.close()
 
     def _failed(self, address: str, text: str) -> None:
         known = self.failures.get(address)
         level = logging.DEBUG if known is not None and known.text == text else logging.WARNING
-        logger.log(level, "cannot connect: %s", text)
+        logger.log(level, "cannot connect once: %s", text)
         self.failures[address] = Failure(text, time.time())
 
     def _stream_changed(self, stream: ServerStream) -> None:
@@ -213,7 +218,11 @@ class ClientSet:
             if why is not None:
                 code = why.code.camel
                 self.stream_errors[code] = self.stream_errors.get(code, 0) + 1
-                logger.info("server %s is gone: %s", stream.server_id, why)
+                logger.info(
+                    "Removing client used for server connection serverID=%s: %s",
+                    stream.server_id,
+                    why,
+                )
                 self.failures[stream.address] = Failure(f"{stream.address}: {why}", time.time())
         self._changed.set()
 
