@@ -2,7 +2,8 @@
 
 Nothing is read from the application before the peer has answered the CONNECT, so up to then the
 whole thing can be tried again with another endpoint, or with the same one when it says that it has
-not looked at the request: once (ztunnel does not retry).
+not looked at the request, or when a connection of the pool turns out to be dead: once (ztunnel does
+not retry).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from nodenet.agents.ztunnel.inner import InnerClient
 from nodenet.agents.ztunnel.mesh_facts import inner_facts, outbound_facts
 from nodenet.agents.ztunnel.poller import STREAM
 from nodenet.agents.ztunnel.relay import reset_on_close
-from nodenet.agents.ztunnel.transport import Transport
+from nodenet.agents.ztunnel.transport import Transport, TransportLost
 from nodenet.agents.ztunnel.tunnel import Tunnel
 from nodenet.endpoint import IPAddress
 from nodenet.errors import NodenetError
@@ -235,9 +236,15 @@ class OutboundFlow:
     def refused(self, error: NodenetError, retry: bool) -> None:
         """See `pool.Opener`."""
         self._pod.answers.discard(self)
+        connection = self._connection
         self._stream = self._connection = None
         if retry:
-            self._again_or_fail(error)
+            # one from the pool may have been dead for long: a new one tells
+            stale = connection is not None and connection.opened > 1
+            not_seen = isinstance(error, NotLookedAt)
+            self._again_or_fail(
+                error, same=not_seen or (stale and isinstance(error, TransportLost))
+            )
         else:
             self._fail(error)
 
@@ -322,7 +329,8 @@ class OutboundFlow:
         key = PoolKey(_address(route), route.identities, self.client.host, source.identity)
         self._pod.pool.checkout(key, self)
 
-    def _again_or_fail(self, error: NodenetError) -> None:
+    def _again_or_fail(self, error: NodenetError, *, same: bool = False) -> None:
+        """Tries another endpoint, else, if that is worth it, the ``same`` one."""
         if self.over:
             return
         failed, source = self.route, self.source
@@ -335,13 +343,22 @@ class OutboundFlow:
                     break
                 other = route.next_hop is not None and route.next_hop != failed.next_hop
                 if other and route.protocol is failed.protocol:
-                    self.route = route
+                    self._goes_to(source, route)
                     self._attempt(route)
                     return
-            if isinstance(error, NotLookedAt):
+            if same:
                 self._attempt(failed)
                 return
         self._fail(error)
+
+    def _goes_to(self, source: Workload, route: Route) -> None:
+        """What is logged and counted is the endpoint that is tried last."""
+        self.route = route
+        facts = outbound_facts(self._pod.served.pod.name, self, source, route)
+        if self._log is not None:
+            self._pod.telemetry.retold(self._log, facts)
+        else:
+            self._facts = facts
 
     def _refuse(self, error: NodenetError) -> None:
         """Nothing was tried: a line in the log, no metrics (ztunnel: src/proxy/outbound.rs)."""

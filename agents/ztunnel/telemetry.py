@@ -189,7 +189,7 @@ class Telemetry:
         return flow
 
     def retold(self, flow: OpenFlow, facts: FlowFacts) -> OpenFlow:
-        """More is known of an open connection: who answered behind another network's gateway.
+        """Other things are known of an open connection: that another endpoint answers.
 
         It stays counted as opened with what was known then; its end and its bytes go with this.
         """
