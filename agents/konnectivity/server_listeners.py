@@ -180,7 +180,7 @@ class Listener:
 
 def open_listening(host: str, port: int, option: str) -> list[socket.socket]:
     """Sockets for a flag's address, empty for all. BindError, UsageError."""
-    return open_tcp(host or ANYWHERE, port, f"give another {option}")
+    return open_tcp(host or ANYWHERE, port, option)
 
 
 def open_frontend_socket(path: Path, *, delete: bool) -> UnixListener:
@@ -193,7 +193,7 @@ def open_frontend_socket(path: Path, *, delete: bool) -> UnixListener:
         with contextlib.suppress(FileNotFoundError):
             if path.is_socket():
                 os.unlink(path)
-    return open_unix(path, "give another --uds-name")
+    return open_unix(path, "--uds-name")
 
 
 class EitherProtocol(asyncio.Protocol):

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from nodenet.agents.konnectivity.server import Server
 from nodenet.agents.konnectivity.server_agents import Authenticator
@@ -193,9 +193,8 @@ class Socket:
 
     def stop_reading(self) -> None:
         """Takes nothing any more."""
-        transport = self.writer.transport
-        assert isinstance(transport, asyncio.Transport)
-        transport.pause_reading()
+        # uvloop's transports are asyncio's by their methods only
+        cast(asyncio.Transport, self.writer.transport).pause_reading()
 
     async def ask(self, address: str = "10.0.0.1:80", payload: bytes = b"") -> None:
         """Sends the request."""

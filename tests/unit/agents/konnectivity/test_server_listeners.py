@@ -9,6 +9,7 @@ import shutil
 import socket
 import ssl
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -55,9 +56,8 @@ class Files:
 
 class Hello(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.write(b"hello")
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.write(b"hello")
 
     def data_received(self, data: bytes) -> None:
         self.transport.write(data)
