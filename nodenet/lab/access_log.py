@@ -40,11 +40,18 @@ class AccessLine(msgspec.Struct, frozen=True, kw_only=True):
     tunnelled_to: str | None = msgspec.field(name="dst.hbone_addr", default=None)
     dst_identity: str | None = msgspec.field(name="dst.identity", default=None)
     error: str | None = None
+    conn_id: str | None = msgspec.field(name="conn.id", default=None)
+    """Cookie of the socket that the proxy accepted, hex; a refused one is told without."""
 
     @property
     def protocol(self) -> Protocol:
         """How it went between the pods."""
         return "hbone" if self.tunnelled_to is not None else "tcp"
+
+    @property
+    def reached(self) -> str | None:
+        """ENDPOINT of the application at the other end."""
+        return self.tunnelled_to or self.destination
 
     @property
     def status(self) -> int | None:
@@ -78,14 +85,14 @@ class AccessLog:
         self._inbound: dict[tuple[str, str], list[AccessLine]] = {}
         for line in lines:
             if line.direction == "outbound":
-                self._outbound[line.source] = line
+                self._outbound[line.conn_id or line.source] = line
             else:
-                where = line.tunnelled_to or line.destination or ""
-                self._inbound.setdefault((host_of(line.source), where), []).append(line)
+                where = host_of(line.source), line.reached or ""
+                self._inbound.setdefault(where, []).append(line)
 
-    def outbound(self, source: str) -> AccessLine | None:
-        """The connection that an application made from that ENDPOINT."""
-        return self._outbound.get(source)
+    def outbound(self, conn_id: str, source: str) -> AccessLine | None:
+        """The application's connection that the proxy accepted as the one or from the other."""
+        return self._outbound.get(conn_id) or self._outbound.get(source)
 
     def inbound(self, source: str, destination: str) -> list[AccessLine]:
         """Connections from that address to that ENDPOINT, those that asked for a service too.

@@ -11,6 +11,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -31,15 +32,7 @@ from nodenet.lab.state import LabDir, LabState
 from nodenet.lab.status import problems
 from nodenet.lab.verdicts import judge
 from nodenet.lab.wire import Wire, WireReport
-from nodenet.lab.witnesses import (
-    Evidence,
-    Witnesses,
-    arrival,
-    arrivals,
-    expect,
-    inbound_lines,
-    local_of,
-)
+from nodenet.lab.witnesses import Evidence, Witnesses, arrivals, expect, is_logged
 
 #: Seconds the proxies have to write what they know of connections that have ended.
 LOG_SECONDS: Final = 5.0
@@ -131,24 +124,22 @@ def _observe(
                 kernel = Evidence(
                     capture_glue.connections(plan.instance, since) if enrolled else ()
                 )
-            # their connections end with the callers, and then the proxies write
-            expected = arrivals(proved, results)
-            log = None if tail is None else _await_log(tail, proved, results, kernel, expected)
+            witnesses = Witnesses(
+                plan=plan,
+                enrolled=enrolled,
+                kernel=kernel,
+                marks=marks,
+                arrivals=arrivals(proved, results),
+            )
+            if tail is not None:
+                # their connections end with the callers, and then the proxies write
+                witnesses = _with_log(witnesses, tail, proved, results)
         wire, read_by = _read_capture(plan, capture, token)
         capture.replace(directory.capture_path)
     finally:
         capture.unlink(missing_ok=True)
     report = wire.report(lost=sniffer.lost, read_by=read_by, pcap=str(directory.capture_path))
-    witnesses = Witnesses(
-        plan=plan,
-        enrolled=enrolled,
-        kernel=kernel,
-        log=log,
-        wire=wire,
-        marks=marks,
-        arrivals=expected,
-    )
-    return results, witnesses, report
+    return results, replace(witnesses, wire=wire), report
 
 
 def check(report: DemoReport) -> None:
@@ -207,21 +198,16 @@ def _logs(state: LabState) -> list[Path]:
     return [Path(process.log) for process in state.processes if process.role == "proxy"]
 
 
-def _await_log(
-    tail: LogTail,
-    proved: Sequence[Row],
-    results: Results,
-    kernel: Evidence,
-    expected: Mapping[tuple[str, str], int],
-) -> AccessLog:
-    """The access logs, when every captured call is in them on every captured side."""
+def _with_log(
+    witnesses: Witnesses, tail: LogTail, proved: Sequence[Row], results: Results
+) -> Witnesses:
+    """With the access logs, when every captured call is in them on every captured side."""
 
-    def is_logged(log: AccessLog, row: Row) -> bool:
-        if row.side == "out":
-            return all(log.outbound(local_of(call, kernel) or "") for call in results[row.pair])
-        return row.side is None or len(inbound_lines(log, row)) >= expected[arrival(row)]
+    def enough(log: AccessLog) -> bool:
+        known = replace(witnesses, log=log)
+        return all(is_logged(row, results[row.pair], known) for row in proved)
 
-    return tail.read_until(lambda log: all(is_logged(log, row) for row in proved), LOG_SECONDS)
+    return replace(witnesses, log=tail.read_until(enough, LOG_SECONDS))
 
 
 def _read_capture(plan: LabPlan, path: Path, token: str) -> tuple[Wire, str]:

@@ -6,7 +6,7 @@ Pure: what a look shows, and what is wrong with it according to each witness.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from nodenet import abi
 from nodenet.abi import HBONE_PORT
@@ -16,11 +16,8 @@ from nodenet.endpoint import format_endpoint
 from nodenet.lab import checks, mesh
 from nodenet.lab.access_log import UNAUTHORIZED, host_of
 from nodenet.lab.flows import Call, Row
-from nodenet.lab.witnesses import Expectation, Witnesses, arrival, local_of, told
+from nodenet.lab.witnesses import Expectation, Witnesses, accepted_of, arrival, told
 from nodenet.lab.workload import RESPONSE_BYTES
-
-#: Where iptables redirects an application's connection to.
-_LOOPBACK: Final = ("127.0.0.1", "[::1]")
 
 
 class Facts(NamedTuple):
@@ -115,18 +112,7 @@ class Out(Look):
 
     @property
     def accepted(self) -> Connection | None:
-        """Where the application's connection was sent: its own address, or loopback by iptables."""
-        local = local_of(self.call, self.witnesses.kernel)
-        hosts = ((local or "").rpartition(":")[0], *_LOOPBACK)
-        found = (
-            c
-            for host in hosts
-            for c in self.witnesses.kernel.accepted(
-                self.record.netns_cookie, f"{host}:{abi.OUTBOUND_PORT}"
-            )
-            if c.remote == local
-        )
-        return next(found, None)
+        return accepted_of(self.row, self.call, self.witnesses)
 
     def facts(self) -> Facts:
         own, accepted, call = self.own, self.accepted, self.call

@@ -10,14 +10,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from nodenet import abi
 from nodenet.capture.records import PodRecord
 from nodenet.conns.connection import Connection
-from nodenet.lab.access_log import AccessLine, AccessLog
+from nodenet.lab.access_log import AccessLine, AccessLog, host_of
 from nodenet.lab.flows import Call, Decision, Expected, FlowWire, Pair, Protocol, Row, captures
 from nodenet.lab.plan import GUARDED_PORT, LabPlan
 from nodenet.lab.wire import Wire
+
+#: Where iptables redirects an application's connection to.
+_LOOPBACK: Final = ("127.0.0.1", "[::1]")
 
 
 class Evidence:
@@ -25,6 +29,7 @@ class Evidence:
 
     def __init__(self, connections: Iterable[Connection]) -> None:
         self.by_id: dict[str, Connection] = {}
+        self._apps: set[tuple[str | None, str]] = set()
         self._accepted: dict[tuple[str | None, str], list[Connection]] = {}
         self._dialled: dict[tuple[str | None, str], list[Connection]] = {}
         for c in connections:
@@ -32,12 +37,18 @@ class Evidence:
                 continue  # open when it was looked for first, closed a moment later
             if c.proxy and c.dir == "in":
                 self._accepted.setdefault((c.netns_cookie, c.local), []).append(c)
-            elif c.proxy and c.dir == "out":
+            elif c.dir == "out" and not c.proxy:
+                self._apps.add((c.netns_cookie, c.local))
+            elif c.dir == "out":
                 self._dialled.setdefault((c.netns_cookie, c.remote), []).append(c)
 
     def accepted(self, netns_cookie: int, local: str) -> list[Connection]:
         """The proxy's sockets in that namespace that accepted a connection to ``local``."""
         return self._accepted.get((str(netns_cookie), local), [])
+
+    def is_app(self, netns_cookie: int, local: str) -> bool:
+        """Whether an application in that namespace has called from that ENDPOINT."""
+        return (str(netns_cookie), local) in self._apps
 
     def dialled(self, netns_cookie: int, remote: str) -> list[Connection]:
         """The proxy's sockets in that namespace that were connected to ``remote``."""
@@ -115,7 +126,8 @@ def told(row: Row, call: Call, witnesses: Witnesses) -> Told:
         return Told()
     far = inbound_lines(log, row)
     if side == "out":
-        line = log.outbound(local_of(call, witnesses.kernel) or "")
+        accepted = accepted_of(row, call, witnesses)
+        line = None if accepted is None else log.outbound(accepted.id, accepted.remote)
         lines = [] if line is None else [line]
     else:
         # one that says something else than the others is the one to be shown
@@ -137,12 +149,49 @@ def told(row: Row, call: Call, witnesses: Witnesses) -> Told:
     )
 
 
+def is_logged(row: Row, calls: Sequence[Call], witnesses: Witnesses) -> bool:
+    """Whether the proxy of the row's side has written all that it will write about it."""
+    if row.side == "out":
+        return all(told(row, call, witnesses).lines for call in calls_of(row, calls))
+    log = witnesses.log
+    if row.side is None or log is None:
+        return True
+    return len(inbound_lines(log, row)) >= witnesses.arrivals.get(arrival(row), 0)
+
+
 def local_of(call: Call, kernel: Evidence) -> str | None:
     """ENDPOINT the application called from; the kernel knows it after a reset, too."""
     if call.local is not None:
         return call.local
     record = kernel.by_id.get(call.cookie)
     return None if record is None else record.local
+
+
+def accepted_of(row: Row, call: Call, witnesses: Witnesses) -> Connection | None:
+    """The proxy's end of a captured call, at its outbound listener."""
+    kernel, record = witnesses.kernel, witnesses.enrolled[row.pair.source.full_name]
+    local, cookie = local_of(call, kernel) or "", record.netns_cookie
+    # the application's connection was sent to its own address, or by iptables to loopback
+    hosts = (local.rpartition(":")[0], *_LOOPBACK)
+    there = [c for h in hosts for c in kernel.accepted(cookie, f"{h}:{abi.OUTBOUND_PORT}")]
+    exact = [c for c in there if c.remote == local]
+    if record.backend != "iptables":
+        return exact[0] if exact else None
+    # From one port to two destinations are two connections; redirected, they would be one. So
+    # conntrack has given one of them another source port, and the log says where each went.
+    renamed = [
+        c
+        for c in there
+        if host_of(c.remote) == host_of(local) and not kernel.is_app(cookie, c.remote)
+    ]
+    unknown: Connection | None = None
+    for known in (*exact, *renamed):
+        line = witnesses.log.outbound(known.id, known.remote) if witnesses.log else None
+        if line is None:
+            unknown = unknown or known
+        elif line.reached == row.server_endpoint:
+            return known
+    return unknown
 
 
 def inbound_lines(log: AccessLog, row: Row) -> list[AccessLine]:

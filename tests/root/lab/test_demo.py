@@ -346,6 +346,21 @@ def test_two_demos_at_once(lab: LabDir) -> None:
     assert left == {"state.json", "hosts", "log", "mesh", "ca", "wire.pcap"}
 
 
+def test_a_killed_demo_leaves_a_lab_that_works_and_goes(
+    lab: LabDir, remains: Callable[[str], list[str]]
+) -> None:
+    _report(lab, "up", "--family", "4")
+    command = [sys.executable, "-m", "nodenet.cli.main", "lab", "demo", "--id", lab.lab]
+    with subprocess.Popen(
+        [*command, "--requests", "50"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        _until(lambda: bool(list(lab.path.glob(".wire-*.pcap"))), 30.0)
+        process.kill()
+    assert _report(lab, "demo", "--requests", "1")["ok"]
+    assert _lab(lab, "down").returncode == 0
+    assert remains(lab.lab) == []
+
+
 def _until(true: Callable[[], bool], seconds: float = 10.0) -> None:
     """Waits for something to become true."""
     end = time.monotonic() + seconds

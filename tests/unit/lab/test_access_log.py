@@ -68,8 +68,11 @@ def test_lines_are_found_by_what_both_ends_know() -> None:
     plain = _in(tunnelled_to=None, destination="10.77.2.2:8080", source="10.77.1.3:5")
     v6 = _in(source="[fd77:1::2]:9", tunnelled_to="[fd77:2::2]:8080")
     log = AccessLog([_out(), _in(), _in(), plain, v6])
-    assert log.outbound("10.77.1.2:4000") == _out()
-    assert log.outbound("10.77.1.2:4001") is None
+    assert log.outbound("1", "10.77.1.2:4000") == _out()
+    assert log.outbound("1", "10.77.1.2:4001") is None
+    by_id = AccessLog([_out(conn_id="3a01")])
+    assert by_id.outbound("3a01", "x") == _out(conn_id="3a01")
+    assert by_id.outbound("3a02", "10.77.1.2:4000") is None
     assert log.inbound("10.77.1.2", "10.77.2.2:8080") == [_in(), _in()]
     assert log.inbound("10.77.1.3", "10.77.2.2:8080") == [plain]
     assert log.inbound("fd77:1::2", "[fd77:2::2]:8080") == [v6]
@@ -105,10 +108,10 @@ def test_what_a_proxy_writes_is_read(tmp_path: Path) -> None:
     _write(one, error=REFUSED)
     _write(other, INBOUND)
     log = tail.read()
-    found = log.outbound("10.77.1.2:4000")
-    assert found == _out(error=REFUSED)
+    found = log.outbound("3a01", "")
+    assert found == _out(error=REFUSED, conn_id="3a01")
     assert log.inbound("10.77.1.2", "10.77.2.2:8080") == [
-        _in(source="10.77.1.2:4000"),
+        _in(source="10.77.1.2:4000", conn_id="3a01"),
     ]
 
 
@@ -116,13 +119,13 @@ def test_only_what_is_new_and_whole_is_read(tmp_path: Path) -> None:
     path = tmp_path / "n1.log"
     _write(path)
     tail = LogTail([path])
-    assert tail.read().outbound("10.77.1.2:4000") is None
+    assert tail.read().outbound("3a01", "") is None
     text = path.read_bytes()
     line = text.splitlines(keepends=True)[-1]
     path.write_bytes(text + line[:-1])
-    assert tail.read().outbound("10.77.1.2:4000") is None
+    assert tail.read().outbound("3a01", "") is None
     path.write_bytes(text + line)
-    assert tail.read().outbound("10.77.1.2:4000") is not None
+    assert tail.read().outbound("3a01", "") is not None
 
 
 def test_it_waits_until_there_is_enough_and_no_longer_than_told(tmp_path: Path) -> None:
@@ -130,10 +133,10 @@ def test_it_waits_until_there_is_enough_and_no_longer_than_told(tmp_path: Path) 
     tail = LogTail([path])
     timer = threading.Timer(0.05, _write, [path])
     timer.start()
-    found = tail.read_until(lambda log: log.outbound("10.77.1.2:4000") is not None, 10.0)
+    found = tail.read_until(lambda log: log.outbound("3a01", "") is not None, 10.0)
     timer.join()
-    assert found.outbound("10.77.1.2:4000") is not None
-    assert tail.read_until(lambda log: False, 0.02).outbound("10.77.1.2:4000") is not None
+    assert found.outbound("3a01", "") is not None
+    assert tail.read_until(lambda log: False, 0.02).outbound("3a01", "") is not None
 
 
 def test_a_line_of_another_kind_is_an_error_and_other_scopes_are_none(tmp_path: Path) -> None:

@@ -352,6 +352,35 @@ def test_a_denial_that_is_none(row: Row, given: dict[str, object], why: str) -> 
     assert (flow.ok, flow.why) == (False, why)
 
 
+def test_under_iptables_conntrack_may_give_a_connection_another_port() -> None:
+    """The app's port is that of two connections; the log says which one this is."""
+    enrolled = {name: _changed(record, backend="iptables") for name, record in ENROLLED.items()}
+    found = sockets(OUT)
+    renamed = [
+        _changed(found["accepted"], id=id_, local="127.0.0.1:15001", remote=f"10.77.1.2:{port}",
+                 orig_dst=None)
+        for id_, port in (("b1", 61_001), ("b", 61_002), ("b2", 61_003))
+    ]  # fmt: skip
+    app = _changed(found["app"], captured_by="iptables", remote="10.77.2.2:8080")
+    other = _changed(app, id="o", local="10.77.1.2:61003")
+    kernel = [*_without(OUT, "app", "accepted"), app, other, *renamed]
+    elsewhere = lines(OUT, out_source="10.77.1.2:61001", out_tunnelled_to="10.77.2.2:8081")[0]
+    log = [elsewhere, *lines(OUT, out_source="10.77.1.2:61002")]
+    flow = look(OUT, kernel=kernel, log=log, enrolled=enrolled)
+    assert flow.ok, flow.why
+    assert flow.listener == "127.0.0.1:15001"
+    # the port may also be that of the other connection's accepted socket
+    same = _changed(found["accepted"], id="b9", local="127.0.0.1:15001", orig_dst=None)
+    others = [*log, _changed(elsewhere, source="10.77.1.2:4000")]
+    assert look(OUT, kernel=[same, *kernel], log=others, enrolled=enrolled).ok
+    # by eBPF ports stay as they are
+    assert look(OUT, kernel=kernel, log=log).why is not None
+    gone = [c for c in kernel if c.id != "b"]
+    assert look(OUT, kernel=gone, log=log[:1], enrolled=enrolled).why == (
+        "listener a1:15001 not reached"
+    )
+
+
 SERVICE = Pair(source=A1, target=PLAN.service, family=4, port=SERVICE_PORT)
 OWN, FAR = Row(SERVICE, "out", A1), Row(SERVICE, "out", A2)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scapy.layers.inet import ICMP, IP, TCP, UDP
 from scapy.layers.inet6 import IPv6, IPv6ExtHdrDestOpt, IPv6ExtHdrFragment, IPv6ExtHdrHopByHop
@@ -123,6 +123,7 @@ def test_a_broken_file_is_an_error(cut: int, tmp_path: Path) -> None:
         list(pcap.read(path))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=120), st.sampled_from([b"\x08\x00", b"\x86\xdd", b""]))
 def test_no_frame_is_too_odd(rest: bytes, kind: bytes) -> None:
     found = pcap.parse_frame(b"\0" * 12 + kind + rest)
@@ -131,6 +132,7 @@ def test_no_frame_is_too_odd(rest: bytes, kind: bytes) -> None:
         assert len(found.payload) <= len(rest)
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from([V4, V6]),
     st.integers(1, 65_535),

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodenet.lab.pcap import ACK, SYN, TCP, Packet
@@ -193,12 +193,14 @@ def test_records(data: bytes, from_start: bool, expected: tuple[int, str | None]
     assert tls_records(data, from_start=from_start) == expected
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=400), st.booleans())
 def test_any_bytes_have_an_answer(data: bytes, from_start: bool) -> None:
     records, fault = tls_records(data, from_start=from_start)
     assert (records > 0) is (fault is None) or not data or from_start
 
 
+@settings(deadline=None)
 @given(st.text("abcdefghijklmnopqrstuvwxyz <>/\r\n.:", min_size=1, max_size=300))
 def test_text_is_never_taken_for_tls(text: str) -> None:
     for from_start in (True, False):
