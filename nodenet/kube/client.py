@@ -225,7 +225,11 @@ class _Rate:
         self._at = now
         if self._tokens < 0:
             # taken already, so that those who come later wait longer
-            await asyncio.sleep(-self._tokens / self._qps)
+            try:
+                await asyncio.sleep(-self._tokens / self._qps)
+            except asyncio.CancelledError:
+                self._tokens += 1.0
+                raise
 
 
 def _answer(what: str, status: int, raw: bytes) -> Json:

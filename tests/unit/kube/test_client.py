@@ -96,6 +96,23 @@ def test_the_rate_is_bounded() -> None:
     run(test())
 
 
+def test_who_gives_up_gives_the_turn_back() -> None:
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        async with fake_api() as api, ApiClient(api.access, qps=1, burst=1) as client:
+            await client.request("GET", LEASES)
+            crowd = [asyncio.ensure_future(client.request("GET", LEASES)) for _ in range(100)]
+            await asyncio.sleep(0)
+            for each in crowd:
+                each.cancel()
+            await asyncio.gather(*crowd, return_exceptions=True)
+            began = loop.time()
+            await client.request("GET", LEASES)
+            assert loop.time() - began < 5
+
+    run(test())
+
+
 def test_a_rotated_token_is_used(tmp_path: Path) -> None:
     async def test() -> None:
         path = tmp_path / "token"
