@@ -41,7 +41,7 @@ OBJECTS: tuple[Object, ...] = (
     Object("map", "nodenet's maps in the kernel"),
     Object("ztunnel", "the proxy: run it, ask it"),
     Object("node", "the agent that enrols this node's pods"),
-    Object("konnectivity", "reverse tunnels from a control plane: server, agent, show, curl"),
+    Object("konnectivity", "reverse tunnels: server, agent, show, curl"),
     Object("completion", "completion script for bash, zsh or fish", verbs=False),
     Object("version", "versions of nodenet, its parts and this kernel", verbs=False),
     Object("_complete", "what a completion script asks", verbs=False, hidden=True),
