@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from bench._tunnel_driver import connect
 from nodenet.konnectivity.client import Mode, Stream, dial
 from tests.interop.peers import Maker, ServerProcess, World, wait_for
 from tests.interop.remotes import Deaf, Remote, Sink, echo
@@ -179,3 +180,31 @@ def test_an_agent_that_is_told_to_end_drains_and_ends(world: World, maker: Maker
     with Remote(echo) as remote:
         run(work(remote.address))
         assert leaving.wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    "maker", ["ours", pytest.param("go", marks=pytest.mark.go)], ids=lambda m: f"{m}-server"
+)
+def test_a_server_that_is_killed_with_1000_tunnels(world: World, maker: Maker) -> None:
+    """Every remote is reset, nothing is left, and the agent is back soon after the server."""
+    server = world.server(maker, mode="http-connect")
+    agent = world.agent("ours", server)
+    wait_for(lambda: server.ready, "connected")
+    path = server.target.path
+    assert path is not None
+    gauge = "konnectivity_network_proxy_agent_open_endpoint_connections"
+    fds = agent.metric("process_open_fds")
+    with Remote(echo) as remote, contextlib.ExitStack() as stack:
+        for _ in range(1000):
+            stack.enter_context(contextlib.closing(connect(path, remote.address)))
+        assert agent.metric(gauge) == 1000
+        server.kill()
+        wait_for(lambda: agent.metric(gauge) == 0, f"{gauge} is 0")
+        wait_for(lambda: remote.open == 0, "every remote has heard of it")
+        assert agent.get("/readyz")[0] == 503
+        server.start()
+        wait_for(lambda: server.ready, "connected anew", 15)
+        with connect(path, remote.address) as sock:
+            sock.sendall(b"works")
+            assert sock.recv(5) == b"works"
+    wait_for(lambda: agent.metric("process_open_fds") <= fds, "no descriptor is left")
