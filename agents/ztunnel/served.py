@@ -235,13 +235,14 @@ class ServedPod:
         try:
             with self._netns.entered():
                 self._ports = SourcePorts(self.data_path.rng, reserved_ports())
-                for port, direction in PORTS:
-                    opened.append((open_listener(port), direction, self._accept))
+                # before those of redirected connections, which the enrolment waits for
                 if self.mesh is not None:
                     opened.append((open_listener(HBONE_PORT), Direction.IN, self._accept_hbone))
                     if self.mesh.context.mesh.socks5:
                         listener = open_listener(socks5.PORT, loopback=True)
                         opened.append((listener, Direction.OUT, self._accept_socks))
+                for port, direction in PORTS:
+                    opened.append((open_listener(port), direction, self._accept))
         except BaseException:
             for sock, _, _ in opened:
                 sock.close()
