@@ -158,7 +158,7 @@ def _to_the_end(
 
 def _closed(rule: str, steps: tuple[Step, ...], error: str, hint: str | None) -> _Walk:
     return _Walk(
-        "refused", rule, steps, None, "connect-ok-then-close", None, error=error, hint=hint
+        "refused", rule, steps, None, "connect-ok-then-reset", None, error=error, hint=hint
     )
 
 

@@ -56,7 +56,7 @@ DENIED = ("far-side", "RBAC", "deny")
             "10.96.0.24:5432",
             "refused",
             None,
-            "connect-ok-then-close",
+            "connect-ok-then-reset",
             [("proxy", "Z6", "double-hbone"), ("far-side", "TLS", "refused")],
         ),
         (
@@ -70,21 +70,21 @@ DENIED = ("far-side", "RBAC", "deny")
             "10.1.0.2:15006",
             "refused",
             "mtls",
-            "connect-ok-then-close",
+            "connect-ok-then-reset",
             [("proxy", "Z9", "hbone"), ("far-side", "CONNECT", "refused")],
         ),
         (
             "10.96.0.22:5432",
             "refused",
             None,
-            "connect-ok-then-close",
+            "connect-ok-then-reset",
             [("proxy", "Z5b", "refused")],
         ),
         (
             "127.0.0.1:15008",
             "refused",
             None,
-            "connect-ok-then-close",
+            "connect-ok-then-reset",
             [("proxy", "Z1", "refused")],
         ),
     ],
@@ -177,7 +177,7 @@ def test_candidates_have_probabilities() -> None:
 def test_denied() -> None:
     found = answer(mesh(DENY_CART), "10.1.0.2:80")
     assert (found.result, found.security, found.rule) == ("denied", "mtls", "RBAC")
-    assert found.app_sees == "connect-ok-then-close"
+    assert found.app_sees == "connect-ok-then-reset"
     assert found.policy == "shop/deny-cart"
     assert found.error == (
         "connection closed due to policy rejection: explicitly denied by: shop/deny-cart"
