@@ -13,8 +13,9 @@ from typing import Self
 from nodenet.capture.session import Capture
 from nodenet.lab.topology import Topology
 from tests.root.agents.ztunnel.asked import metric
+from tests.root.agents.ztunnel.h2_peer import H2Peer
 from tests.root.agents.ztunnel.meshed import B4, Meshed
-from tests.root.agents.ztunnel.peers import ID_A, H2Peer, client, read, tls
+from tests.root.agents.ztunnel.peers import ID_A, client, read, tls
 from tests.root.agents.ztunnel.proxied import DEADLINE
 
 STRANGER4 = "10.97.0.1"

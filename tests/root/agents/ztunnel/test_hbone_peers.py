@@ -113,7 +113,7 @@ def test_a_foreign_client_reaches_an_application(strange: Strange, log: Log) -> 
             peer.end_later(stream)
             peer.flush()
             assert server.recv(100) == b""
-    assert "bytes_sent=6 bytes_recv=8" in log.line("connection complete")
+    log.line("connection complete.*bytes_sent=6 bytes_recv=8")
 
 
 # -- the handshake ---------------------------------------------------------------------------------
@@ -277,8 +277,8 @@ def test_an_application_that_refuses(strange: Strange, log: Log) -> None:
     before = failed(strange, "CONNECT")
     with strange.client() as peer:
         assert peer.answer(peer.connect(f"{B4}:9")) == 503
-    line = log.line("connection complete")
-    assert 'error="connection failed: Connection refused"' in line and "\terror\t" in line
+    line = log.line('connection complete.*error="connection failed: Connection refused"')
+    assert "\terror\t" in line
     assert failed(strange, "CONNECT") == before + 1
 
 
@@ -297,7 +297,7 @@ def test_an_application_that_is_silent(strange: Strange, log: Log) -> None:
         with strange.client() as peer:
             stream = peer.connect(f"{B4}:{full.getsockname()[1]}")
             assert peer.answer(stream) == 503
-    assert 'error="connection failed: Connection timed out"' in log.line("connection complete")
+    log.line('connection complete.*error="connection failed: Connection timed out"')
     assert failed(strange, "CONNECT") == before + 1
 
 
@@ -315,7 +315,7 @@ def test_an_application_that_resets(strange: Strange, log: Log) -> None:
         peer.until(lambda: peer.streams[stream].reset is not None)
         assert peer.streams[stream].reset == ErrorCodes.CANCEL
         assert peer.answer(peer.connect("nobody.test:80")) == 503
-    assert 'error="io error: Connection reset by peer"' in log.line("connection complete")
+    log.line('connection complete.*error="io error: Connection reset by peer"')
     assert failed(strange, "CONNECT") == before + 1
 
 

@@ -17,8 +17,9 @@ from hyperframe.frame import DataFrame, PushPromiseFrame, SettingsFrame, WindowU
 
 from nodenet.lab.topology import Topology
 from tests.root.agents.ztunnel.asked import metric
+from tests.root.agents.ztunnel.h2_peer import Behaviour, H2Peer
 from tests.root.agents.ztunnel.meshed import A4, B4, VIP, Meshed, workload
-from tests.root.agents.ztunnel.peers import ID_A, ID_B, Behaviour, ForeignProxy, H2Peer, read, tls
+from tests.root.agents.ztunnel.peers import ID_A, ID_B, ForeignProxy, read, tls
 from tests.root.agents.ztunnel.proxied import DEADLINE, ends_in_reset, is_reset
 from tests.root.world import loaded_capture, random_instance
 
@@ -60,6 +61,7 @@ def unharmed(world: Meshed) -> Iterator[None]:
     with world.listen(world.b) as listener:
         with world.connect(world.a, PLAIN4, listener.getsockname()[1]) as client:
             server, _ = listener.accept()
+            fresh(world)
             memory = proxy.rss_kib()
             with server:
                 yield
@@ -111,6 +113,11 @@ def tunnel(world: Meshed, host: str = B4, port: int = 80) -> Iterator[socket.soc
         yield client
 
 
+def own(client: socket.socket) -> str:
+    """How the log names a client."""
+    return f"src.addr={A4}:{client.getsockname()[1]} "
+
+
 def fresh(world: Meshed) -> None:
     """Waits until no connection of an earlier test is in the pool."""
     end = time.monotonic() + DEADLINE
@@ -159,7 +166,8 @@ def test_an_end_goes_through_and_the_other_direction_goes_on(world: Meshed, log:
         heard = next(iter(peer.streams.values()))
         other.wait(lambda: heard.ended)
         assert client.recv(1) == b""
-        assert "\tinfo\t" in log.line("connection complete.*bytes_sent=5 bytes_recv=5")
+        line = log.line(f"connection complete.*{own(client)}")
+        assert "\tinfo\t" in line and "bytes_sent=5 bytes_recv=5" in line
 
 
 class Slow(Behaviour):
@@ -185,7 +193,7 @@ def test_the_peer_may_end_first(world: Meshed, log: Log) -> None:
             client.sendall(b"still talking")
             client.shutdown(socket.SHUT_WR)
             other.wait(lambda: next(iter(other.peer().streams.values())).ended)
-    line = log.line("connection complete")
+            line = log.line(f"connection complete.*{own(client)}")
     assert "bytes_sent=13 bytes_recv=3" in line and "error" not in line.partition("direction")[2]
 
 
@@ -209,7 +217,6 @@ def test_small_windows(world: Meshed, window: int) -> None:
 
 
 def test_streams_are_spread_as_the_peer_allows(world: Meshed) -> None:
-    fresh(world)
     settings = {SettingCodes.MAX_CONCURRENT_STREAMS: 3}
     with ForeignProxy(world.b, context(world), settings=settings) as other:
         with contextlib.ExitStack() as stack:
@@ -286,7 +293,7 @@ def test_a_stream_reset(world: Meshed, log: Log, code: ErrorCodes, answered: boo
                 client.sendall(b"x")
             assert ends_in_reset(client)
         assert len(other.peers) == 1
-    assert f'error="h2 failed: stream reset by the peer: {code.name}"' in log.line("complete")
+    log.line(f'complete.*error="h2 failed: stream reset by the peer: {code.name}"')
     assert failed(world, "CONNECT") == before + 1
 
 
@@ -308,9 +315,10 @@ class RefusesOnce(Behaviour):
 def test_a_stream_the_peer_has_not_looked_at_is_opened_again(world: Meshed, log: Log) -> None:
     behaviour = RefusesOnce()
     with ForeignProxy(world.b, context(world), behaviour):
-        with tunnel(world):
+        with tunnel(world) as client:
             assert behaviour.refused == 1
-        assert "\tinfo\t" in log.line("connection complete.*bytes_sent=5 bytes_recv=5")
+            source = own(client)
+        assert "\tinfo\t" in log.line(f"connection complete.*{source}")
 
 
 def _goaway(last: int) -> bytes:
@@ -332,7 +340,6 @@ class GoesAway(Behaviour):
 
 def test_goaway(world: Meshed) -> None:
     """Old streams go on, and the one that came too late goes to a new connection."""
-    fresh(world)
     with ForeignProxy(world.b, context(world), GoesAway()) as other:
         with tunnel(world) as first, tunnel(world), tunnel(world) as third:
             assert len(other.peers) == 2
@@ -345,7 +352,6 @@ def test_goaway(world: Meshed) -> None:
 
 
 def test_goaway_lets_tunnels_finish(world: Meshed) -> None:
-    fresh(world)
     with ForeignProxy(world.b, context(world)) as other, tunnel(world) as client:
         first = other.peer()
         first.order(lambda: first.raw(_goaway(0x7FFFFFFF)))
@@ -422,7 +428,6 @@ def _stays_silent(sock: socket.socket) -> None:
 def test_a_server_that_is_no_proxy(
     world: Meshed, log: Log, serve: Callable[[socket.socket], None], said: str
 ) -> None:
-    fresh(world)
     before = failed(world, "CONNECT")
     with Raw(world, serve):
         assert is_reset(world.a, B4, 80)
@@ -471,7 +476,6 @@ def _old(world: Meshed) -> ssl.SSLContext:
 def test_a_server_that_is_somebody_else(
     world: Meshed, log: Log, made: Callable[[Meshed], ssl.SSLContext], said: str
 ) -> None:
-    fresh(world)
     before = failed(world, "CONNECT")
     with ForeignProxy(world.b, made(world)):
         assert is_reset(world.a, B4, 80)
@@ -480,13 +484,11 @@ def test_a_server_that_is_somebody_else(
 
 
 def test_nobody_listens(world: Meshed, log: Log) -> None:
-    fresh(world)
     assert is_reset(world.a, B4, 80)
-    assert 'error="io error: Connection refused"' in log.line("connection complete")
+    log.line('connection complete.*error="io error: Connection refused"')
 
 
 def test_nobody_answers(world: Meshed, log: Log) -> None:
-    fresh(world)
     before = failed(world, "NETWORK_POLICY")
     drop = ("INPUT", "-p", "tcp", "--dport", "15008", "-j", "DROP")
     world.b.run("iptables", "-A", *drop)
@@ -495,7 +497,7 @@ def test_nobody_answers(world: Meshed, log: Log) -> None:
     finally:
         world.b.run("iptables", "-D", *drop)
     said = "connection timed out, maybe a NetworkPolicy is blocking HBONE port 15008: "
-    assert f'error="{said}Connection timed out"' in log.line("connection complete")
+    log.line(f'connection complete.*error="{said}Connection timed out"')
     assert failed(world, "NETWORK_POLICY") == before + 1
 
 
@@ -541,7 +543,6 @@ class BreaksAtOnce(Behaviour):
 def test_a_server_that_breaks_http2(
     world: Meshed, log: Log, kind: Callable[[bytes], Behaviour], junk: bytes, said: str
 ) -> None:
-    fresh(world)
     before = failed(world, "H2_HANDSHAKE_FAILURE")
     with ForeignProxy(world.b, context(world), kind(junk)):
         with world.connect(world.a, B4, 80) as client:
@@ -561,7 +562,6 @@ class NeverAnswers(Behaviour):
 
 def test_peers_that_say_nothing(world: Meshed) -> None:
     """One not in the handshake, 10 seconds; one not to CONNECT, 15: its connection stays."""
-    fresh(world)
     with (
         Raw(world, _stays_silent, QUIET4),
         ForeignProxy(world.b, context(world), NeverAnswers(), host=B4) as other,
@@ -582,7 +582,6 @@ def test_peers_that_say_nothing(world: Meshed) -> None:
 
 
 def test_a_connection_whose_streams_are_all_refused_ends_when_idle(world: Meshed) -> None:
-    fresh(world)
     with ForeignProxy(world.b, context(world), Resets(ErrorCodes.CANCEL, answered=False)) as other:
         assert is_reset(world.a, B4, 80)
         peer = other.peer()
@@ -592,7 +591,6 @@ def test_a_connection_whose_streams_are_all_refused_ends_when_idle(world: Meshed
 
 def test_windows_that_never_open(world: Meshed) -> None:
     """Tunnels that come and go while nothing can be sent leave nothing behind."""
-    fresh(world)
     proxy = world.proxies["n1"]
     with ForeignProxy(world.b, context(world)) as other:
         other.behaviour = Behaviour()

@@ -18,16 +18,9 @@ import pytest
 from nodenet.capture.session import Capture
 from nodenet.lab.topology import Topology
 from tests.root.agents.ztunnel.asked import metric
+from tests.root.agents.ztunnel.h2_peer import Behaviour, H2Peer, Headers
 from tests.root.agents.ztunnel.meshed import A4, B4, Meshed, workload
-from tests.root.agents.ztunnel.peers import (
-    ID_A,
-    Behaviour,
-    ForeignProxy,
-    H2Peer,
-    Headers,
-    read,
-    tls,
-)
+from tests.root.agents.ztunnel.peers import ID_A, ForeignProxy, read, tls
 from tests.root.agents.ztunnel.proxied import is_reset
 from tests.root.world import loaded_capture, random_instance
 
