@@ -131,6 +131,7 @@ class InboundPeer:
     def ready(self, transport: Transport) -> None:
         """See `transport.Owner`."""
         self._core = transport.core
+        self.pod.peer_known(self)
         self.pod.context.peer_idle.add(self)
 
     def lost(self, transport: Transport, error: NodenetError) -> None:

@@ -55,6 +55,10 @@ _IDENTITIES_KEPT: Final = 4096
 #: Connections accepted on one pod's 15008, those in their handshake included: one for every hundred
 #: tunnels of each pod that talks to it.
 MAX_PEERS: Final = 8192
+#: Those of them that have not said yet who they are. One more ends the one that has been silent for
+#: longest, so that strangers cannot keep peers out by holding connections: a handshake takes a peer
+#: milliseconds.
+MAX_STRANGERS: Final = 1024
 #: Clients of one pod's SOCKS5 listener that have not said yet what they want.
 MAX_SOCKS_REQUESTS: Final = 1024
 _NOTE_LEVELS: Final = {
@@ -64,6 +68,13 @@ _NOTE_LEVELS: Final = {
 }
 
 logger = logging.getLogger(__name__)
+
+
+class TooManyStrangers(NodenetError):
+    """A handshake was given up for another one."""
+
+    def __init__(self) -> None:
+        super().__init__(f"{MAX_STRANGERS} handshakes at the same time")
 
 
 class MeshPod:
@@ -80,6 +91,8 @@ class MeshPod:
         )
         self.peers: set[InboundPeer] = set()
         """Connections accepted on 15008."""
+        self._strangers: dict[InboundPeer, None] = {}
+        """Those of them in their handshake, the oldest first."""
         self.inner_wires: set[Transport] = set()
         """Those within tunnels, to other networks."""
         self._workload: Workload | None = None
@@ -239,8 +252,11 @@ class MeshPod:
             reset_on_close(near)
             near.close()
             return
+        if len(self._strangers) >= MAX_STRANGERS:
+            next(iter(self._strangers)).cut(TooManyStrangers())
         accepted = InboundPeer(self, near, client, local)
         self.peers.add(accepted)
+        self._strangers[accepted] = None
         # they count against the descriptors, whether they ever say who they are or not
         self.served.data_path.admission.opened(TUNNELLED_FILES)
         accepted.begin()
@@ -325,8 +341,13 @@ class MeshPod:
         """Whether no connection to or from another proxy is left."""
         return not (self.peers or self.pool.connections)
 
+    def peer_known(self, peer: InboundPeer) -> None:
+        """A connection on 15008 has said who it is (told by itself)."""
+        self._strangers.pop(peer, None)
+
     def peer_ended(self, ended: InboundPeer) -> None:
         """A connection on 15008 is over (told by itself)."""
+        self._strangers.pop(ended, None)
         if ended in self.peers:
             self.peers.discard(ended)
             self.served.data_path.admission.closed(TUNNELLED_FILES)
