@@ -19,8 +19,10 @@ from nodenet.kernel.inotify import Inotify
 from nodenet.mesh import static_file
 from nodenet.mesh.state import MeshState, Resource
 
-#: Seconds of quiet before a change is read: whoever writes several files gets one reload.
+#: Seconds of quiet before a change is read: whoever writes several files gets one reload. It is not
+#: waited for longer than the second time, since others may write to the same directory for ever.
 SETTLE_SECONDS: Final = 0.1
+PATIENCE_SECONDS: Final = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,9 @@ class MeshFile:
         self._resources: tuple[Resource, ...] | None = None
         self._inotify: Inotify | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._changing_since: float | None = None
+        self._reading = False
+        self._stamp: _Stamp | None = None
         self.error: str | None = None
         """Why the file as it is now is not in force; None when it is."""
         self.mesh = static_file.StaticMesh()
@@ -49,7 +54,8 @@ class MeshFile:
         watch = Inotify()
         try:
             watch.watch(self.path.parent, inotify.CONTENTS)
-            self._load()
+            self._stamp = _stamp(self.path)
+            self._apply(static_file.load(self.path))
         except BaseException:
             watch.close()
             raise
@@ -68,14 +74,35 @@ class MeshFile:
     def _changed(self) -> None:
         assert self._inotify is not None
         self._inotify.read()  # whatever it was, the content decides
+        now = self._loop.time()
+        if self._changing_since is None:
+            self._changing_since = now
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(SETTLE_SECONDS, self._reload)
+        wait = min(SETTLE_SECONDS, self._changing_since + PATIENCE_SECONDS - now)
+        self._timer = self._loop.call_later(max(wait, 0.0), self._reload)
 
     def _reload(self) -> None:
-        self._timer = None
+        """Reads the file if it is another one, in a thread: a large one takes seconds, in which
+        connections would stand still.
+        """
+        self._timer = self._changing_since = None
+        if self._reading:  # and looked at again when that is done
+            return
+        stamp = _stamp(self.path)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        self._reading = True
+        future = self._loop.run_in_executor(None, static_file.load, self.path)
+        future.add_done_callback(self._read)
+
+    def _read(self, future: asyncio.Future[static_file.StaticMesh]) -> None:
+        self._reading = False
+        if self._inotify is None or future.cancelled():
+            return
         try:
-            changed = self._load()
+            changed = self._apply(future.result())
         except NodenetError as error:
             if error.line() != self.error:
                 self.error = error.line()
@@ -83,10 +110,10 @@ class MeshFile:
         else:
             if changed:
                 logger.info("mesh file %s is in force: version %d", self.path, self._state.version)
+        self._reload()
 
-    def _load(self) -> bool:
-        """Brings the file into force; False when it is as it was. NodenetError."""
-        mesh = static_file.load(self.path)
+    def _apply(self, mesh: static_file.StaticMesh) -> bool:
+        """Brings what was read into force; False when it is as it was. NodenetError."""
         resources: tuple[Resource, ...] = (*mesh.workloads, *mesh.services, *mesh.policies)
         self.error = None
         if resources == self._resources:
@@ -96,3 +123,16 @@ class MeshFile:
         self._state.replace(resources)
         self.loads += 1
         return True
+
+
+#: Which file it is, and in which state.
+_Stamp = tuple[int, ...]
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    """None when there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

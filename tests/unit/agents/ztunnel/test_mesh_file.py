@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from nodenet.agents.ztunnel import mesh_file as module
 from nodenet.agents.ztunnel.mesh_file import MeshFile
 from nodenet.errors import NodenetError
+from nodenet.mesh import static_file
 from nodenet.mesh.state import MeshState
 
 Until = Callable[[Callable[[], object]], None]
@@ -161,3 +163,64 @@ def test_a_link_that_is_moved(
         until(lambda: known(state) == {"a", "b"})
     finally:
         file.close()
+
+
+def test_others_that_write_all_the_time_do_not_hold_it_up(
+    file: MeshFile,
+    state: MeshState,
+    path: Path,
+    until: Until,
+    loop: asyncio.AbstractEventLoop,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "SETTLE_SECONDS", 0.5)
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.1)
+    replace(path, BETTER)
+    other = path.with_name("log")
+
+    def known_while_others_write() -> bool:
+        other.write_text(str(loop.time()))
+        return known(state) == {"a", "b"}
+
+    until(known_while_others_write)
+
+
+def test_a_file_that_is_the_same_is_not_read_again(
+    file: MeshFile, path: Path, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Path] = []
+    load = static_file.load
+
+    def counting(read: Path) -> object:
+        reads.append(read)
+        return load(read)
+
+    monkeypatch.setattr(static_file, "load", counting)
+    path.with_name("log").write_text("something else")
+    file._loop.run_until_complete(asyncio.sleep(0.1))
+    assert not reads
+    replace(path, BETTER)
+    until(lambda: file.loads == 2)
+    assert len(reads) == 1
+
+
+def test_connections_go_on_while_a_large_file_is_read(
+    file: MeshFile,
+    state: MeshState,
+    path: Path,
+    until: Until,
+    loop: asyncio.AbstractEventLoop,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    load = static_file.load
+    goes_on = threading.Event()
+
+    def slow(read: Path) -> object:
+        assert goes_on.wait(10), "the loop stands still"
+        return load(read)
+
+    monkeypatch.setattr(static_file, "load", slow)
+    replace(path, BETTER)
+    until(lambda: file._reading)
+    goes_on.set()
+    until(lambda: known(state) == {"a", "b"})
