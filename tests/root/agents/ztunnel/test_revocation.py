@@ -24,8 +24,9 @@ def world(
 ) -> Iterator[Meshed]:
     """Two pods in a mesh whose proxies look at a CRL."""
     monkeypatch.setenv("CRL_PATH", str(tmp_path / "crl.pem"))
-    made = Meshed(capture, topology, tmp_path).start("--log-level=debug")
+    made = Meshed(capture, topology, tmp_path)
     try:
+        made.start("--log-level=debug")
         yield made
     finally:
         made.stop()

@@ -22,8 +22,9 @@ def world(
 ) -> Iterator[Meshed]:
     """Two pods in a mesh whose proxies listen for SOCKS5."""
     monkeypatch.setenv("UNSTABLE_ENABLE_SOCKS5", "true")
-    made = Meshed(capture, topology, tmp_path).start()
+    made = Meshed(capture, topology, tmp_path)
     try:
+        made.start()
         yield made
     finally:
         made.stop()
