@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import select
 import socket
-import sys
 from typing import Final
 
 _BLOCK: Final = memoryview(bytes(256 * 1024))
@@ -127,4 +126,4 @@ def _accept(listener: socket.socket, epoll: select.epoll, ends: dict[int, _End])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,9 +12,9 @@ import pytest
 
 from nodenet.capture.session import Capture
 from nodenet.lab.topology import Topology
+from tests.root.agents.ztunnel.h2_peer import H2Peer
 from tests.root.agents.ztunnel.hostile import Strange
 from tests.root.agents.ztunnel.meshed import B4
-from tests.root.agents.ztunnel.peers import H2Peer
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
 

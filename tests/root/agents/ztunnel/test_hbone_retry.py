@@ -10,8 +10,9 @@ import pytest
 
 from nodenet.capture.session import Capture
 from nodenet.lab.topology import Topology
+from tests.root.agents.ztunnel.h2_peer import Behaviour, H2Peer
 from tests.root.agents.ztunnel.meshed import B4, VIP, Meshed, workload
-from tests.root.agents.ztunnel.peers import ID_B, Behaviour, ForeignProxy, H2Peer, read, tls
+from tests.root.agents.ztunnel.peers import ID_B, ForeignProxy, read, tls
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
 
