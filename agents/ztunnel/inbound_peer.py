@@ -22,6 +22,7 @@ from nodenet.hbone.outgoing import SHUTDOWN_PING
 from nodenet.hbone.settings import LocalSettings, Role
 from nodenet.hbone.stream import Stream
 from nodenet.identity import peer
+from nodenet.identity.errors import CertificateUnavailable
 
 if TYPE_CHECKING:
     from nodenet.agents.ztunnel.mesh_pod import MeshPod
@@ -79,6 +80,10 @@ class InboundPeer:
             pod.await_workload(self)
             return
         pod.server_certificate(self._certified)
+
+    def stay_strange(self) -> None:
+        """Who it is has not come out in time."""
+        self.cut(CertificateUnavailable("server", "none in time"))
 
     def workload_unknown(self) -> None:
         """The pod's own workload has not appeared in time."""

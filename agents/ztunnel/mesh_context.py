@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 WORKLOAD_SECONDS: Final = 5.0
 #: Seconds a peer has to answer a CONNECT: its connect to the application takes up to 10.
 ANSWER_SECONDS: Final = 15.0
+#: Seconds of a connection on 15008 until its peer is known: our own certificate may have to come
+#: first, then there is the handshake, which has a deadline of its own.
+STRANGER_SECONDS: Final = 20.0
 #: Seconds of a connection on 15008 without any tunnel before it is closed in order. A peer's pool
 #: lets go of it after five minutes, so this one is for peers that have no such thing.
 PEER_IDLE_SECONDS: Final = 600.0
@@ -80,6 +83,7 @@ class MeshContext:
     pool_timers: PoolTimers
     answers: Deadlines[OutboundFlow]
     inbound_dials: Deadlines[InboundFlow]
+    strangers: Deadlines[InboundPeer]
     peer_idle: Deadlines[InboundPeer]
     resolver: Resolver
     lookups: Deadlines[OutboundFlow]
@@ -107,6 +111,7 @@ class MeshContext:
             policies=PolicySets(mesh.state),
             pool_timers=PoolTimers(wires, connect_seconds, mesh.idle_seconds),
             answers=Deadlines(loop, ANSWER_SECONDS, OutboundFlow.not_answered),
+            strangers=Deadlines(loop, STRANGER_SECONDS, InboundPeer.stay_strange),
             peer_idle=Deadlines(loop, PEER_IDLE_SECONDS, InboundPeer.shutdown),
             inbound_dials=Deadlines(loop, connect_seconds, InboundFlow.dial_expired),
             resolver=Resolver(loop),
@@ -123,6 +128,7 @@ class MeshContext:
         for deadlines in (
             self.answers,
             self.inbound_dials,
+            self.strangers,
             self.peer_idle,
             self.lookups,
             self.socks_requests,

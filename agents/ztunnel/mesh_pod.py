@@ -257,6 +257,7 @@ class MeshPod:
         accepted = InboundPeer(self, near, client, local)
         self.peers.add(accepted)
         self._strangers[accepted] = None
+        self.context.strangers.add(accepted)
         # they count against the descriptors, whether they ever say who they are or not
         self.served.data_path.admission.opened(TUNNELLED_FILES)
         accepted.begin()
@@ -344,10 +345,12 @@ class MeshPod:
     def peer_known(self, peer: InboundPeer) -> None:
         """A connection on 15008 has said who it is (told by itself)."""
         self._strangers.pop(peer, None)
+        self.context.strangers.discard(peer)
 
     def peer_ended(self, ended: InboundPeer) -> None:
         """A connection on 15008 is over (told by itself)."""
         self._strangers.pop(ended, None)
+        self.context.strangers.discard(ended)
         if ended in self.peers:
             self.peers.discard(ended)
             self.served.data_path.admission.closed(TUNNELLED_FILES)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 #: Endpoints tried for one connection.
 ATTEMPTS: Final = 2
 #: Draws until another endpoint than the failed one comes up.
-_DRAWS: Final = 8
+_DRAWS: Final = 64
 _OK: Final = 200
 _UNAVAILABLE: Final = 503
 
