@@ -83,13 +83,13 @@ def _too_slow(protocol: ConnectProtocol) -> None:
 
 
 class GrpcFrontend(CallHandler):
-    """A Proxy stream's call; also the line of its core."""
+    """A Proxy stream's call, which is the line of its core."""
 
     def __init__(self, frontends: Frontends, call: Call) -> None:
         self._frontends = frontends
         self._call = call
         peer = extensions.parse(dict(call.metadata).get(extensions.KEY))
-        self.stream = ProxyStream(frontends.core, self, peer)
+        self.stream = ProxyStream(frontends.core, call, peer)
         frontends.streams.add(self)
         if frontends.refusing:
             call.end(Status(Code.UNAVAILABLE, "server is shutting down"))
@@ -119,18 +119,6 @@ class GrpcFrontend(CallHandler):
             counts = self._frontends.core.counts
             counts.stream_error("from_client", status.code.camel, "Unknown")
         self.stream.ended(self._frontends.loop.time())
-
-    def want(self) -> None:
-        """See `grpc_frontend.Line`."""
-        self._call.want()
-
-    def pause(self) -> None:
-        """See `grpc_frontend.Line`."""
-        self._call.pause()
-
-    def resume(self) -> None:
-        """See `grpc_frontend.Line`."""
-        self._call.resume()
 
     def cut(self, text: str) -> None:
         """Ends the stream from here."""

@@ -128,6 +128,8 @@ class RpcProtocol(asyncio.Protocol):
         if self._connection is not None:
             reason = f"connection lost: {exc}" if exc else "connection closed by the peer"
             self._connection.lost(reason)
+            self._connection.release()
+        self._accept = None
         if self._on_lost is not None:
             told, self._on_lost = self._on_lost, None
             told(self)

@@ -47,6 +47,9 @@ class CallHandler:
         return None
 
 
+_NOBODY: Final = CallHandler()
+
+
 class Call:
     """One stream. Made by `Connection`; the owner uses the methods below `metadata`."""
 
@@ -90,7 +93,7 @@ class Call:
         self.path = path
         self.metadata = metadata
         """Of the request."""
-        self.handler = CallHandler()
+        self.handler: CallHandler = _NOBODY
         self.answered = False
         """Whether the initial metadata went out (server) or came in (client)."""
         self.over = False
@@ -268,9 +271,11 @@ class Call:
         self._out.clear()
         self._out_bytes = 0
         self._parts.clear()
+        # the two hold each other: without this only the garbage collector ends them
+        handler, self.handler = self.handler, _NOBODY
         if not self._told:
             self._told = True
-            self.handler.closed(status)
+            handler.closed(status)
 
 
 class MessageRefused(Exception):

@@ -137,6 +137,11 @@ class Connection:
             self._control(frames.goaway(self._last_peer_id, ErrorCode.NO_ERROR))
             self._finish(status or Status(Code.UNAVAILABLE, "connection closed"))
 
+    def release(self) -> None:
+        """Forgets its owner, who holds it: called when nothing will be asked of it any more."""
+        self.wake = self.on_draining = _nothing
+        self._accept = None
+
     def lost(self, text: str) -> None:
         """The transport is gone."""
         if self.over is None:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from pathlib import Path
 
 import pytest
 
 from nodenet.agents.konnectivity.server_config import Mode
+from nodenet.agents.konnectivity.server_frontends import ConnectProtocol, GrpcFrontend
 from nodenet.konnectivity.extensions import NONE
+from nodenet.konnectivity.grpc_frontend import ProxyStream
 from nodenet.konnectivity.packets import CloseResponse, Data, DialRequest, DialResponse
 from nodenet.konnectivity.server_counts import Reset
+from nodenet.konnectivity.server_tunnel import Tunnel
+from nodenet.rpc.aio import RpcProtocol
+from nodenet.rpc.call import Call
+from nodenet.rpc.connection import Connection
 from nodenet.rpc.status import Code, Status
 from tests.unit.agents.konnectivity.agent_scene import run, until
 from tests.unit.agents.konnectivity.server_wire import (
+    Wire,
     connect_socket,
     fake_agent,
     nothing_left,
@@ -177,3 +185,55 @@ def test_gauges_return_to_zero_after_whatever_clients_do(tmp_path: Path) -> None
             assert len(server.core.backends) == 1 and not server.core.counts.resets[Reset.IDLE]
 
     run(test())
+
+
+@pytest.mark.parametrize("mode", [Mode.GRPC, Mode.HTTP_CONNECT])
+def test_what_has_ended_needs_no_garbage_collector(tmp_path: Path, mode: Mode) -> None:
+    """Its thresholds are high: what waits for it is memory that grows."""
+    kinds = (GrpcFrontend, ConnectProtocol, ProxyStream, Tunnel, Call, Connection, RpcProtocol)
+
+    def alive() -> dict[str, int]:
+        names = [type(each).__name__ for each in gc.get_objects() if isinstance(each, kinds)]
+        return {name: names.count(name) for name in sorted(set(names))}
+
+    async def one(agent: Wire, connect_id: int) -> None:
+        if mode is Mode.GRPC:
+            async with proxy_stream(tmp_path / "f") as stream:
+                stream.send(DialRequest("tcp", "x:1", 5))
+                await _dialled(agent, connect_id)
+                await stream.next()
+                agent.send(Data(connect_id, b"x"), CloseResponse("", connect_id))
+                await stream.next()
+                await stream.next()
+        else:
+            async with connect_socket(tmp_path / "f") as client:
+                await client.ask()
+                await _dialled(agent, connect_id)
+                await client.established()
+
+    async def test() -> None:
+        async with serving(tmp_path, mode) as server, fake_agent(server) as agent:
+            await one(agent, 1)
+            await nothing_left(server)
+            gc.collect()
+            gc.disable()
+            try:
+                before = alive()
+                for connect_id in range(2, 12):
+                    await one(agent, connect_id)
+                await nothing_left(server)
+                await until(
+                    lambda: all(n <= before.get(name, 0) for name, n in alive().items()),
+                    f"no more than {before}",
+                )
+            finally:
+                gc.enable()
+
+    run(test())
+
+
+async def _dialled(agent: Wire, connect_id: int) -> None:
+    """Answers the next dial, whatever comes before it."""
+    while not isinstance(asked := await agent.next(), DialRequest):
+        pass
+    agent.send(DialResponse("", connect_id, asked.random))
