@@ -26,6 +26,10 @@ RELOAD_SECONDS: Final = 5.0
 HANDSHAKE_SECONDS: Final = 10.0
 #: For a peer's close_notify after ours.
 SHUTDOWN_SECONDS: Final = 5.0
+#: Of TCP, for peers that have none of their own: a peer is lost after a minute.
+KEEPALIVE_IDLE_SECONDS: Final = 30
+KEEPALIVE_PROBE_SECONDS: Final = 10
+KEEPALIVE_PROBES: Final = 3
 #: Connections the kernel keeps for us while a turn of the loop lasts.
 BACKLOG: Final = 4096
 _HTTP2: Final = b"PRI "
@@ -179,8 +183,19 @@ class Listener:
 
 
 def open_listening(host: str, port: int, option: str) -> list[socket.socket]:
-    """Sockets for a flag's address, empty for all. BindError, UsageError."""
-    return open_tcp(host or ANYWHERE, port, option)
+    """Sockets for a flag's address, empty for all. BindError, UsageError.
+
+    What they accept asks a silent peer for a sign of life: a CONNECT client that vanished without
+    a FIN would keep its tunnel for ever.
+    """
+    opened = open_tcp(host or ANYWHERE, port, option)
+    for sock in opened:
+        # accepted sockets have what their listener had (tcp(7))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_SECONDS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_PROBE_SECONDS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+    return opened
 
 
 def open_frontend_socket(path: Path, *, delete: bool) -> UnixListener:

@@ -190,6 +190,16 @@ def test_a_port_in_use_is_named() -> None:
             open_listening("127.0.0.1", port, "--agent-port")
 
 
+def test_accepted_connections_are_asked_for_a_sign_of_life() -> None:
+    (listener,) = open_listening("127.0.0.1", 0, "x")
+    with listener, socket.create_connection(listener.getsockname()):
+        listener.setblocking(True)
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
+
+
 def test_the_socket_of_an_earlier_run_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "f"
     with socket.socket(socket.AF_UNIX) as left:
