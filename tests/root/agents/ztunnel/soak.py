@@ -44,7 +44,7 @@ def meshed(**variables: str) -> Iterator[Meshed]:
 def transfers(count: int) -> dict[str, object]:
     """So many random transfers; what came of it."""
     with meshed(
-        SECRET_TTL="2s",
+        SECRET_TTL="6s",
         POOL_MAX_STREAMS_PER_CONNECTION="5",
         POOL_UNUSED_RELEASE_TIMEOUT="100ms",
     ) as world:

@@ -20,7 +20,8 @@ def world(
     capture: Capture, topology: Topology, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Meshed]:
     """Two pods in a mesh whose certificates live for seconds, with few streams a connection."""
-    monkeypatch.setenv("SECRET_TTL", "2s")
+    # renewed every three seconds, and a handshake on a busy machine may take one
+    monkeypatch.setenv("SECRET_TTL", "6s")
     monkeypatch.setenv("POOL_MAX_STREAMS_PER_CONNECTION", "5")
     monkeypatch.setenv("POOL_UNUSED_RELEASE_TIMEOUT", "100ms")
     made = Meshed(capture, topology, tmp_path)
