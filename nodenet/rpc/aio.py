@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, cast
 
+from nodenet.rpc.call import Buffer
 from nodenet.rpc.connection import Accept, Connection, Role
 from nodenet.rpc.limits import Limits
 
@@ -21,6 +22,27 @@ WRITE_LOW_BYTES: Final = 128 << 10
 WRITE_LIMIT_BYTES: Final = 8 << 20
 #: For a peer to take what was written before its connection was closed.
 CLOSE_SECONDS: Final = 5.0
+
+
+#: Pieces below it are copied together: each one more is an entry of writev(2).
+_SMALL_BYTES: Final = 16 << 10
+
+
+def _gathered(pieces: list[Buffer]) -> list[Buffer]:
+    """The same bytes, small pieces as one, large ones as they are."""
+    out: list[Buffer] = []
+    small: list[Buffer] = []
+    for piece in pieces:
+        if len(piece) < _SMALL_BYTES:
+            small.append(piece)
+            continue
+        if small:
+            out.append(b"".join(small))
+            small = []
+        out.append(piece)
+    if small:
+        out.append(b"".join(small))
+    return out
 
 
 class RpcProtocol(asyncio.Protocol):
@@ -52,6 +74,7 @@ class RpcProtocol(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._flush_queued = False
         self._closing = False
+        self._secure_transport = False
         self._connection: Connection | None = None
 
     @property
@@ -85,6 +108,7 @@ class RpcProtocol(asyncio.Protocol):
         # uvloop's transports are asyncio's by their methods only
         self._transport = transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
+        self._secure_transport = transport.get_extra_info("ssl_object") is not None
         self._connection = Connection(
             self._role,
             now=self._loop.time(),
@@ -150,8 +174,11 @@ class RpcProtocol(asyncio.Protocol):
             return
         out = connection.flush()
         if out:
-            # one piece: TLS makes at least one record of every write
-            transport.write(out[0] if len(out) == 1 else b"".join(out))
+            if self._secure_transport:
+                # one piece: TLS makes at least one record of each, and a copy costs less than that
+                transport.write(out[0] if len(out) == 1 else b"".join(out))
+            else:
+                transport.writelines(_gathered(out))
         if connection.over is not None:
             self._end()
         elif connection.congested:
