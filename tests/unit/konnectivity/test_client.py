@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import os
 import ssl
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -522,3 +524,15 @@ def test_a_connect_server_that_says_nothing(folder: Path) -> None:
     with pytest.raises(DialFailed, match="no answer within 0.1 s"):
         run(work())
     assert client_connect.CLOSE_SECONDS == 10.0
+
+
+def test_the_package_gives_the_client_without_importing_it() -> None:
+    code = (
+        "import sys, nodenet.konnectivity as k;"
+        "assert 'nodenet.konnectivity.client' not in sys.modules;"
+        "from nodenet.konnectivity.client import dial;"
+        "assert k.dial is dial and 'TlsFiles' in k.__all__;"
+        "print(hasattr(k, 'nope'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("False\n", "")
