@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import resource
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -179,6 +180,27 @@ def test_a_black_hole_ends_in_time_and_holds_nobody_up(
                 answer = await stream.next()
                 assert answer == DialResponse(f"dial tcp {hole}: i/o timeout", 0, 1)
                 assert 0.9 < loop.time() - began < 5
+
+    run(work())
+
+
+def test_without_a_descriptor_a_dial_fails_in_words(
+    certs: Certificates,
+) -> None:
+    async def work() -> None:
+        async with connected(certs) as (stream, clients), listening() as (address, _):
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            lowest = os.dup(0)
+            os.close(lowest)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+            try:
+                stream.send(DialRequest("tcp", address, 1))
+                text = f"dial tcp {address}: socket: too many open files"
+                assert await stream.next() == DialResponse(text, 0, 1)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            assert await stream.connect(address, 2)
+            assert clients.ready == 1
 
     run(work())
 
