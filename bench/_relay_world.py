@@ -20,6 +20,7 @@ from nodenet.identity.csr import make_csr
 from nodenet.identity.keys import PrivateKey
 from nodenet.identity.spiffe import Identity
 from nodenet.kernel.cgroups import Cgroup
+from nodenet.lab.cgroups import remove_tree
 from nodenet.lab.topology import Namespace, Topology
 from nodenet.paths import Instance
 
@@ -92,12 +93,8 @@ class RelayWorld:
             topology = stack.enter_context(Topology())
             stack.callback(remove_instance, instance)
             cgroup = Cgroup.create(Path(f"bench-{ident}", "haproxy"))
-            stack.callback(_remove_cgroup, cgroup)
+            stack.callback(remove_tree, cgroup.path.parent)
             captured = Pods(*topology.pair("a", "b"))
             plain = Pods(*topology.pair("c", "d"))
             capture = stack.enter_context(Capture.open_or_load(instance))
             yield cls(captured, plain, instance, capture, Path(directory), cgroup)
-
-
-def _remove_cgroup(cgroup: Cgroup) -> None:
-    Cgroup(cgroup.path.parent, cgroup.mount).remove()

@@ -17,6 +17,7 @@ from typing import Final
 from nodenet.capture.options import EnrolOptions
 from nodenet.capture.session import Capture, agent_cgroup_path, remove_instance
 from nodenet.kernel.cgroups import Cgroup
+from nodenet.lab.cgroups import remove_tree
 from nodenet.lab.topology import Namespace, Topology
 from nodenet.paths import Instance
 
@@ -57,7 +58,7 @@ class World:
             for instance in instances:
                 stack.callback(remove_instance, instance)
             cgroup = Cgroup.create(Path(f"bench-{ident}", "server"))
-            stack.callback(Cgroup(cgroup.path.parent, cgroup.mount).remove)
+            stack.callback(remove_tree, cgroup.path.parent)
             pod, outside = topology.pair("pod", "out")
             yield cls(pod, outside, *instances, topology, cgroup.path)
 

@@ -212,11 +212,18 @@ int listening(void)
 	return fd;
 }
 
+/* The child ends with the parent, also with one that died before it could say so. */
+static void end_with(pid_t parent)
+{
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (getppid() != parent)
+		_exit(1);
+}
+
 static void serve(int ready)
 {
 	int fd;
 
-	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	enter(&server_side);
 	if (is_many(mode))
 		serve_many(ready);
@@ -349,7 +356,6 @@ static void run_bulk(struct results *r)
 
 static void run_client(struct results *r)
 {
-	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	enter(&client_side);
 	if (is_many(mode))
 		run_many(r);
@@ -509,7 +515,7 @@ static void parse(int argc, char **argv)
 int main(int argc, char **argv)
 {
 	uint64_t client_cpu = 0, server_cpu = 0, switches = 0;
-	pid_t server = 0, pids[MAX_CLIENTS];
+	pid_t parent = getpid(), server = 0, pids[MAX_CLIENTS];
 	struct results *all;
 	struct rusage usage;
 	int ready[2], status, failed = 0;
@@ -527,6 +533,7 @@ int main(int argc, char **argv)
 	if (listen_at.length) {
 		server = fork();
 		if (!server) {
+			end_with(parent);
 			close(ready[0]);
 			serve(ready[1]);
 		}
@@ -544,6 +551,7 @@ int main(int argc, char **argv)
 	for (int i = 0; i < clients; i++) {
 		pids[i] = fork();
 		if (!pids[i]) {
+			end_with(parent);
 			run_client(all + i);
 			exit(0);
 		}

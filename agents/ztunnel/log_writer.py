@@ -67,6 +67,11 @@ class LineWriter:
         self._wake.set()
         self._thread.join(seconds)
 
+    @property
+    def alive(self) -> bool:
+        """Whether its thread still uses the descriptor, as a closed writer's may."""
+        return self._thread.is_alive()
+
     def __enter__(self) -> LineWriter:
         return self
 

@@ -150,6 +150,13 @@ class Account:
     """Bytes from the client to the server."""
     back: int
 
+    def __add__(self, other: Account) -> Account:
+        return Account(
+            self.connections + other.connections,
+            self.forth + other.forth,
+            self.back + other.back,
+        )
+
 
 def run_transfers(
     world: Meshed, seeds: range, *, most: int, parallel: int = 16, edit_seconds: float = 0.5

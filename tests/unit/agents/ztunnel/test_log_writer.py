@@ -69,13 +69,17 @@ def test_who_does_not_read_costs_lines_and_not_time(pipe: tuple[int, int], as_js
 
 
 def test_closing_does_not_wait_for_ever(pipe: tuple[int, int]) -> None:
-    _, fd = pipe
+    reader, fd = pipe
     writer = LineWriter(fd)
     for _ in range(200):
         writer.put(b"x" * 1023 + b"\n")
     began = time.monotonic()
     writer.close(0.05)  # the thread hangs in write(2)
     assert 0.05 <= time.monotonic() - began < 5
+    # its write fails now: the thread must not be left to the next test, whose pipe has this number
+    os.close(reader)
+    writer.close(30)
+    assert not writer.alive
 
 
 def test_a_closed_reader_is_no_error(pipe: tuple[int, int]) -> None:
