@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl
 
+from nodenet.agents.konnectivity.flag_checks import bind_address, existing_file
 from nodenet.errors import UsageError
 from nodenet.konnectivity.agent_sync import CountSource
 from nodenet.konnectivity.go_flags import Flag, Kind, Parsed, parse
@@ -23,6 +26,8 @@ AGENT_ID: Final = "PROXY_AGENT_ID"
 KEEPALIVE_SECONDS: Final = 35.0
 #: Below this a Go server closes the connection (grpc-go floors its own at the same).
 LEAST_KEEPALIVE_SECONDS: Final = 10.0
+#: Of a host name; resolvers take more than RFC 1123 has.
+_LABEL: Final = re.compile(r"[A-Za-z0-9_-]{1,63}")
 _SIZE_HELP: Final = "Taken, without effect: tunnels are bounded in bytes."
 
 FLAGS: Final = (
@@ -103,8 +108,8 @@ def load(arguments: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
     """The configuration of a command line. UsageError."""
     flags = parse(PROGRAM, FLAGS, arguments)
     _check(flags)
-    cert, key = _file(flags, "agent-cert"), _file(flags, "agent-key")
-    ca_cert = _file(flags, "ca-cert")
+    cert, key = existing_file(flags, "agent-cert"), existing_file(flags, "agent-key")
+    ca_cert = existing_file(flags, "ca-cert")
     if ca_cert is None:
         raise UsageError("--ca-cert is missing", hint="give the CAs of the servers' certificates")
     if (cert is None) != (key is None):
@@ -121,7 +126,7 @@ def load(arguments: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
         cert=cert,
         key=key,
         alpn=flags.list("alpn-proto"),
-        token_path=_file(flags, "service-account-token-path"),
+        token_path=existing_file(flags, "service-account-token-path"),
         health_host=flags.text("health-server-host"),
         health_port=flags.number("health-server-port"),
         admin_host=flags.text("admin-bind-address"),
@@ -136,7 +141,7 @@ def load(arguments: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
         lease_namespace=flags.text("lease-namespace"),
         lease_selector=older or flags.text("lease-label-selector"),
         count_source="max" if source == "max" else "default",
-        kubeconfig=_file(flags, "kubeconfig"),
+        kubeconfig=existing_file(flags, "kubeconfig"),
         drain_timeout=flags.seconds("drain-timeout"),
         ignored=flags.ignored,
     )
@@ -158,21 +163,28 @@ def _check(flags: Parsed) -> None:
         raise UsageError("--drain-timeout is negative")
     if flags.text("server-count-source") not in ("", "default", "max"):
         raise UsageError("--server-count-source is neither default nor max")
-    if not flags.text("proxy-server-host"):
+    host = flags.text("proxy-server-host")
+    if not host:
         raise UsageError("--proxy-server-host is empty")
+    if not _is_host(host):
+        raise UsageError(
+            f"--proxy-server-host={host}: neither a name nor an address",
+            hint="without scheme and port, those are --proxy-server-port",
+        )
+    for name in ("health-server-host", "admin-bind-address"):
+        bind_address(flags, name)
     for name in flags.list("alpn-proto"):
-        if not 0 < len(name.encode()) < 256:
+        if not (name.isascii() and len(name) < 256):
             raise UsageError(f"--alpn-proto={name}: not a protocol name")
 
 
-def _file(flags: Parsed, name: str) -> Path | None:
-    text = flags.text(name)
-    if not text:
-        return None
-    path = Path(text)
-    if not path.is_file():
-        raise UsageError(f"--{name}={text}: no such file")
-    return path
+def _is_host(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        labels = text.removesuffix(".").split(".")
+        return len(text) < 256 and all(_LABEL.fullmatch(label) for label in labels)
+    return True
 
 
 def _agent_id(flags: Parsed, environ: Mapping[str, str]) -> str:

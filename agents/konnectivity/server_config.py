@@ -14,6 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
+from nodenet.agents.konnectivity.flag_checks import bind_address, existing_file
 from nodenet.errors import UsageError
 from nodenet.konnectivity.go_flags import Flag, Kind, Parsed, parse
 from nodenet.konnectivity.strategies import Strategy
@@ -27,6 +28,8 @@ MOST_PORT: Final = 49_151
 #: Silence after which a peer is asked for a sign of life, unless the flags say otherwise. With
 #: upstream's hour a vanished agent is dialled for two (go's keepalive and its time-out).
 KEEPALIVE_SECONDS: Final = 30.0
+#: grpc-go: internal.KeepaliveMinServerPingTime.
+LEAST_KEEPALIVE_SECONDS: Final = 1.0
 
 FLAGS: Final = (
     Flag("server-cert", Kind.TEXT, "", "Certificate of the frontend port."),
@@ -61,7 +64,7 @@ FLAGS: Final = (
     Flag("agent-service-account", Kind.TEXT, "", "Name of the agents' service account."),
     Flag("authentication-audience", Kind.TEXT, "", "Audience of the agents' tokens."),
     Flag("kubeconfig", Kind.TEXT, "", "For tokens and leases; empty: the pod's service account."),
-    Flag("kubeconfig-qps", Kind.NUMBER, 0, "Requests a second to the API; 0: 50."),
+    Flag("kubeconfig-qps", Kind.REAL, 0, "Requests a second to the API; 0: 50, below: no limit."),
     Flag("kubeconfig-burst", Kind.NUMBER, 0, "Requests at once to the API; 0: 100."),
     Flag(
         "kube-api-content-type",
@@ -97,6 +100,9 @@ FLAGS: Final = (
     Flag("admin-socket", Kind.TEXT, "", "Unix socket of admin; empty: the run directory's (ours)."),
 )
 
+#: What may follow the prefix of a lease's name (Kubernetes: IsDNS1123Subdomain, 253 bytes in all).
+_LEASE_ID: Final = re.compile(r"[-a-z0-9]*[a-z0-9](\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+MAX_LEASE_ID: Final = 253 - len("konnectivity-proxy-server-")
 _LABEL: Final = re.compile(r"(?:[a-z0-9A-Z._/-]{1,317})=[a-z0-9A-Z._-]{0,63}")
 
 
@@ -177,6 +183,7 @@ def load(arguments: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
     _check(flags)
     uds = Path(flags.text("uds-name")) if flags.text("uds-name") else None
     frontend_tls = _tls(flags, "server")
+    leases = flags.switch("enable-lease-controller")
     port: int | None = flags.number("server-port")
     if uds is not None:
         if port or frontend_tls is not None:
@@ -207,20 +214,22 @@ def load(arguments: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
         admin_host=flags.text("admin-bind-address"),
         admin_port=flags.number("admin-port"),
         admin_socket=Path(flags.text("admin-socket")) if flags.text("admin-socket") else None,
-        agent_keepalive=flags.seconds("keepalive-time"),
-        frontend_keepalive=flags.seconds("frontend-keepalive-time"),
+        agent_keepalive=_keepalive(flags, "keepalive-time"),
+        frontend_keepalive=_keepalive(flags, "frontend-keepalive-time"),
         profiling=flags.switch("enable-profiling"),
         server_count=flags.number("server-count"),
         token_rule=_token_rule(flags),
-        kubeconfig=_file(flags, "kubeconfig"),
-        api_qps=float(flags.number("kubeconfig-qps") or 50),
+        kubeconfig=existing_file(flags, "kubeconfig"),
+        # 0 is no limit to the client and the default to client-go
+        api_qps=max(flags.real("kubeconfig-qps") or 50.0, 0.0),
         api_burst=flags.number("kubeconfig-burst") or 100,
         strategies=_strategies(flags.text("proxy-strategies")),
         ciphers=_ciphers(flags.list("cipher-suites")),
-        tls_version=_tls_version(flags.text("tls-min-version")),
-        leases=flags.switch("enable-lease-controller"),
+        tls_version=_tls_version(flags),
+        leases=leases,
         lease_namespace=flags.text("lease-namespace"),
-        lease_labels=_labels(flags.text("lease-label")),
+        # upstream looks at it with leases only
+        lease_labels=_labels(flags.text("lease-label")) if leases else {},
         drain_timeout=flags.seconds("graceful-shutdown-timeout"),
         dial_timeout=flags.seconds("backend-dial-timeout"),
         ignored=flags.ignored,
@@ -228,6 +237,7 @@ def load(arguments: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
 
 
 def _check(flags: Parsed) -> None:
+    defaults = {flag.name: flag.default for flag in FLAGS}
     for name in ("server-port", "agent-port", "health-port", "admin-port"):
         port = flags.number(name)
         if name == "server-port" and flags.text("uds-name"):
@@ -235,38 +245,36 @@ def _check(flags: Parsed) -> None:
         if not LEAST_PORT <= port <= MOST_PORT:
             raise UsageError(
                 f"--{name}={port}: not within {LEAST_PORT} and {MOST_PORT}",
-                hint=f"--{name}=8{name[:1] == 's' and '090' or '091'}",
+                hint=f"e.g. --{name}={defaults[name]}",
             )
+    for name in ("server", "agent", "health", "admin"):
+        bind_address(flags, f"{name}-bind-address")
     if flags.number("xfr-channel-size") <= 0:
         raise UsageError("--xfr-channel-size must be greater than 0")
-    if flags.number("server-count") < 1:
-        raise UsageError("--server-count must be at least 1")
-    for name in ("kubeconfig-qps", "kubeconfig-burst"):
+    for name in ("server-count", "kubeconfig-burst"):
         if flags.number(name) < 0:
             raise UsageError(f"--{name} is negative")
-    for name in ("graceful-shutdown-timeout", "backend-dial-timeout"):
+    for name in (
+        "graceful-shutdown-timeout",
+        "backend-dial-timeout",
+        "keepalive-time",
+        "frontend-keepalive-time",
+    ):
         if flags.seconds(name) < 0:
             raise UsageError(f"--{name} is negative")
-    for name in ("keepalive-time", "frontend-keepalive-time"):
-        if flags.seconds(name) < 1:
-            raise UsageError(f"--{name} is less than a second")
     if flags.switch("enable-contention-profiling") and not flags.switch("enable-profiling"):
         raise UsageError("--enable-contention-profiling needs --enable-profiling too")
 
 
-def _file(flags: Parsed, name: str) -> Path | None:
-    text = flags.text(name)
-    if not text:
-        return None
-    path = Path(text)
-    if not path.is_file():
-        raise UsageError(f"--{name}={text}: no such file")
-    return path
+def _keepalive(flags: Parsed, name: str) -> float:
+    """Seconds; 0 is the default, and less than the least is that (both as in grpc-go)."""
+    seconds = flags.seconds(name)
+    return max(seconds, LEAST_KEEPALIVE_SECONDS) if seconds else KEEPALIVE_SECONDS
 
 
 def _tls(flags: Parsed, which: str) -> TlsFiles | None:
-    cert, key = _file(flags, f"{which}-cert"), _file(flags, f"{which}-key")
-    ca = _file(flags, f"{which}-ca-cert")
+    cert, key = existing_file(flags, f"{which}-cert"), existing_file(flags, f"{which}-key")
+    ca = existing_file(flags, f"{which}-ca-cert")
     if cert is None and key is None:
         if ca is not None:
             raise UsageError(f"--{which}-ca-cert needs --{which}-cert and --{which}-key too")
@@ -280,6 +288,12 @@ def _server_id(flags: Parsed, environ: Mapping[str, str]) -> str:
     found = flags.text("server-id") or environ.get(SERVER_ID, "") or str(uuid.uuid4())
     if not found.isascii() or not found.isprintable() or len(found) > 1024:
         raise UsageError(f"--server-id={found!r}: only printable ASCII travels", hint="a short one")
+    nameable = _LEASE_ID.fullmatch(found) and len(found) <= MAX_LEASE_ID
+    if flags.switch("enable-lease-controller") and not nameable:
+        raise UsageError(
+            f"--server-id={found}: cannot be part of a lease's name",
+            hint="lower-case letters, digits, - and . only",
+        )
     return found
 
 
@@ -311,7 +325,7 @@ def _token_rule(flags: Parsed) -> TokenRule | None:
 
 def _strategies(text: str) -> tuple[Strategy, ...]:
     found: list[Strategy] = []
-    for name in text.split(","):
+    for name in filter(None, text.split(",")):
         try:
             found.append(Strategy(name.strip()))
         except ValueError:
@@ -319,10 +333,13 @@ def _strategies(text: str) -> tuple[Strategy, ...]:
             raise UsageError(
                 f"--proxy-strategies={text}: unknown {name!r}", hint=f"one of: {known}"
             ) from None
+    if not found:
+        raise UsageError("--proxy-strategies is empty", hint="--proxy-strategies=default")
     return tuple(dict.fromkeys(found))
 
 
-def _tls_version(text: str) -> ssl.TLSVersion:
+def _tls_version(flags: Parsed) -> ssl.TLSVersion:
+    text = flags.text("tls-min-version")
     versions = {
         "": ssl.TLSVersion.TLSv1_2,
         "VersionTLS10": ssl.TLSVersion.TLSv1,
@@ -332,6 +349,10 @@ def _tls_version(text: str) -> ssl.TLSVersion:
     }
     if text not in versions:
         raise UsageError(f"--tls-min-version={text}: unknown", hint="VersionTLS12 or VersionTLS13")
+    names = flags.list("cipher-suites")
+    if names and not _ciphers(names):
+        # nothing is left for TLS 1.2; an empty list would let the library choose
+        return ssl.TLSVersion.TLSv1_3
     return versions[text]
 
 
@@ -372,8 +393,8 @@ def _ciphers(names: Sequence[str]) -> tuple[str, ...]:
 def _labels(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for part in text.split(","):
-        if not _LABEL.fullmatch(part.strip()):
+        key, _, value = (each.strip() for each in part.partition("="))
+        if not _LABEL.fullmatch(f"{key}={value}") or "=" not in part:
             raise UsageError(f"--lease-label={text}: not of the form key=value,key=value")
-        key, _, value = part.strip().partition("=")
         found[key] = value
     return found

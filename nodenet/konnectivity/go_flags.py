@@ -23,6 +23,8 @@ class Kind(Enum):
 
     TEXT = "string"
     NUMBER = "int"
+    REAL = "float32"
+    """A number with a fraction."""
     DURATION = "duration"
     """Seconds, a float."""
     SWITCH = "bool"
@@ -64,6 +66,12 @@ class Parsed:
         value = self.values[name]
         assert isinstance(value, int)
         return value
+
+    def real(self, name: str) -> float:
+        """The value of a REAL flag."""
+        value = self.values[name]
+        assert isinstance(value, int | float)
+        return float(value)
 
     def seconds(self, name: str) -> float:
         """The value of a DURATION flag."""
@@ -165,6 +173,9 @@ def convert(flag: Flag, text: str) -> Value:
         case Kind.NUMBER:
             if re.fullmatch(r"[+-]?[0-9]{1,18}", text):
                 return int(text)
+        case Kind.REAL:
+            if re.fullmatch(r"[+-]?([0-9]{1,18}(\.[0-9]{0,18})?|\.[0-9]{1,18})", text):
+                return float(text)
         case Kind.DURATION:
             seconds = duration(text)
             if seconds is not None:
@@ -229,6 +240,7 @@ def _tail(flag: Flag) -> str:
 def _example(flag: Flag) -> str:
     examples = {
         Kind.NUMBER: "8091",
+        Kind.REAL: "7.5",
         Kind.DURATION: "1m30s",
         Kind.SWITCH: "true",
         Kind.LIST: "a,b",

@@ -109,6 +109,16 @@ def test_a_keepalive_that_a_go_server_counts_as_abuse_is_raised(certs: Certifica
         (["--agent-id=nöde"], "--agent-id='nöde': only printable ASCII travels"),
         (["--proxy-server-host="], "--proxy-server-host is empty"),
         (["--drain-timeout=-1s"], "--drain-timeout is negative"),
+        (["--proxy-server-host=.foo"], "--proxy-server-host=.foo: neither a name nor an"),
+        (["--proxy-server-host=a b"], "--proxy-server-host=a b: neither a name nor an"),
+        (["--proxy-server-host=https://a"], "--proxy-server-host=https://a: neither a"),
+        (["--proxy-server-host=a:8091"], "--proxy-server-host=a:8091: neither a name"),
+        ([f"--proxy-server-host={'a' * 64}.b"], f"--proxy-server-host={'a' * 64}.b: neither"),
+        (["--alpn-proto=é"], "--alpn-proto=é: not a protocol name"),
+        ([f"--alpn-proto={'a' * 256}"], f"--alpn-proto={'a' * 256}: not a protocol name"),
+        (["--health-server-host=here"], "--health-server-host=here: not an address"),
+        (["--admin-bind-address=here"], "--admin-bind-address=here: not an address"),
+        ([f"--agent-cert=/{'a' * 300}"], f"--agent-cert=/{'a' * 300}: file name too long"),
     ],
 )
 def test_refusals(certs: Certificates, flags: Sequence[str], text: str) -> None:
@@ -116,6 +126,11 @@ def test_refusals(certs: Certificates, flags: Sequence[str], text: str) -> None:
     with pytest.raises(UsageError) as caught:
         config(certs, *(flag.format(**files) for flag in flags))
     assert caught.value.message.startswith(text)
+
+
+@pytest.mark.parametrize("host", ["a", "a.b.c.", "10.0.0.1", "fd00::1", "node_1.x-y", "fe80::1%lo"])
+def test_hosts(certs: Certificates, host: str) -> None:
+    assert config(certs, f"--proxy-server-host={host}").server_host == host
 
 
 def test_the_ca_is_needed() -> None:

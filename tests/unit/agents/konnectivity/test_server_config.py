@@ -70,7 +70,6 @@ def test_a_unix_socket(files: Path) -> None:
     assert config.uds == Path("/run/k.sock") and config.frontend_port is None
     assert config.agent_tls == TlsFiles(files / "c", files / "k", files / "ca")
     assert config.mode is Mode.GRPC and config.agent_port == 8091 and config.server_count == 1
-    assert config.lease_labels == {"k8s-app": "konnectivity-server"}
     assert config.strategies == (Strategy.DEFAULT,) and config.token_rule is None
 
 
@@ -86,7 +85,8 @@ def test_mutual_tls(files: Path) -> None:
             "--proxy-strategies=destHost,defaultRoute,default,destHost",
             "--graceful-shutdown-timeout=1m30s",
             "--backend-dial-timeout=5s",
-            "--lease-label=a=b,c.d/e=f",
+            "--enable-lease-controller",
+            "--lease-label=a=b, c.d/e = f",
         ],
         {"PROXY_SERVER_ID": "from-env"},
     )
@@ -128,15 +128,24 @@ def test_the_flag_wins_over_the_environment_and_else_it_is_random() -> None:
         (["--health-port=60000"], "--health-port=60000: not within"),
         (["--mode=carrier-pigeon"], "--mode=carrier-pigeon: unknown"),
         (["--proxy-strategies=default,nearest"], "unknown 'nearest'"),
-        (["--proxy-strategies="], "unknown ''"),
+        (["--proxy-strategies="], "--proxy-strategies is empty"),
         (["--tls-min-version=VersionTLS9"], "--tls-min-version=VersionTLS9: unknown"),
         (["--cipher-suites=TLS_NULL"], "TLS_NULL is not known"),
-        (["--lease-label=nonsense"], "not of the form key=value"),
+        (["--enable-lease-controller", "--lease-label=nonsense"], "not of the form key=value"),
+        (["--enable-lease-controller", "--lease-label="], "not of the form key=value"),
+        (["--enable-lease-controller", "--server-id=Node 1"], "cannot be part of a lease's name"),
+        (["--enable-lease-controller", "--server-id=a_b"], "cannot be part of a lease's name"),
+        (["--enable-lease-controller", f"--server-id={'a' * 228}"], "cannot be part of a lease's"),
         (["--xfr-channel-size=0"], "--xfr-channel-size must be greater than 0"),
-        (["--server-count=0"], "--server-count must be at least 1"),
-        (["--kubeconfig-qps=-1"], "--kubeconfig-qps is negative"),
+        (["--server-count=-1"], "--server-count is negative"),
+        (["--kubeconfig-qps=many"], "--kubeconfig-qps=many: not of type float32"),
+        (["--kubeconfig-burst=-1"], "--kubeconfig-burst is negative"),
+        (["--backend-dial-timeout=-1s"], "--backend-dial-timeout is negative"),
+        (["--admin-bind-address=here"], "--admin-bind-address=here: not an address"),
+        (["--agent-bind-address=10.0.0.1:80"], "--agent-bind-address=10.0.0.1:80: not an address"),
         (["--graceful-shutdown-timeout=-1s"], "--graceful-shutdown-timeout is negative"),
-        (["--keepalive-time=1ms"], "--keepalive-time is less than a second"),
+        (["--keepalive-time=-1ms"], "--keepalive-time is negative"),
+        (["--frontend-keepalive-time=-1ms"], "--frontend-keepalive-time is negative"),
         (["--enable-contention-profiling"], "needs --enable-profiling too"),
         (["--kubeconfig=/nowhere"], "--kubeconfig=/nowhere: no such file"),
         (["--cluster-cert=/nowhere"], "--cluster-cert=/nowhere: no such file"),
@@ -152,6 +161,45 @@ def test_what_cannot_be_is_refused_by_name(files: Path, arguments: list[str], te
     with pytest.raises(UsageError, match="--") as caught:
         uds(*(argument.format(files) for argument in arguments))
     assert text in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("0", 30.0), ("1ms", 1.0), ("45s", 45.0), ("1h", 3600.0)]
+)
+def test_a_keepalive_is_as_grpc_go_takes_it(text: str, seconds: float) -> None:
+    """0 is the default and too little the least there: manifests have both."""
+    config = uds(f"--keepalive-time={text}", f"--frontend-keepalive-time={text}")
+    assert config.agent_keepalive == config.frontend_keepalive == seconds
+
+
+def test_what_upstream_takes_is_taken() -> None:
+    config = uds(
+        "--kubeconfig-qps=75.5",
+        "--server-count=0",
+        "--lease-label=",
+        "--proxy-strategies=destHost,,default,",
+        "--server-bind-address=0.0.0.0",
+        "--health-bind-address=localhost",
+        "--admin-bind-address=::1",
+    )
+    assert config.api_qps == 75.5 and config.server_count == 0
+    assert [s.value for s in config.strategies] == ["destHost", "default"]
+    assert uds("--kubeconfig-qps=-1").api_qps == 0, "client-go: no limit"
+    assert uds("--kubeconfig-qps=0").api_qps == 50
+
+
+def test_a_list_of_ciphers_never_means_all_of_them() -> None:
+    """Go: with names of TLS 1.3 alone nobody gets in by TLS 1.2."""
+    config = uds("--cipher-suites=TLS_AES_128_GCM_SHA256")
+    assert config.ciphers == () and config.tls_version is ssl.TLSVersion.TLSv1_3
+    both = uds("--cipher-suites=TLS_AES_128_GCM_SHA256,TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256")
+    assert both.ciphers and both.tls_version is ssl.TLSVersion.TLSv1_2
+
+
+def test_a_hint_is_the_flags_own_default() -> None:
+    with pytest.raises(UsageError) as caught:
+        uds("--health-port=60000")
+    assert caught.value.hint == "e.g. --health-port=8092"
 
 
 def test_tokens_and_agents_certificates_exclude_each_other(files: Path) -> None:
