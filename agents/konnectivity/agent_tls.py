@@ -7,30 +7,24 @@ and nothing has to be watched.
 from __future__ import annotations
 
 import ssl
-from pathlib import Path
 
 from nodenet.agents.konnectivity.agent_config import AgentConfig
 from nodenet.errors import NodenetError
+from nodenet.konnectivity.tls_files import load_authorities, load_pair
 
 
 class CredentialsUnreadable(NodenetError):
-    """A certificate, key, CA or token file cannot be used now."""
+    """The token file cannot be used now."""
 
 
 def context(config: AgentConfig) -> ssl.SSLContext:
-    """The TLS of one connection; blocking, it reads files. CredentialsUnreadable."""
+    """The TLS of one connection; blocking, it reads files. TlsUnusable."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     made.set_alpn_protocols([*config.alpn, "h2"])
-    path: Path = config.ca_cert
-    try:
-        made.load_verify_locations(cafile=path)
-        if config.cert is not None:
-            path = config.cert
-            made.load_cert_chain(config.cert, config.key)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise CredentialsUnreadable(f"cannot use {path}: {reason.lower()}") from error
+    load_authorities(made, config.ca_cert)
+    if config.cert is not None and config.key is not None:
+        load_pair(made, config.cert, config.key)
     return made
 
 

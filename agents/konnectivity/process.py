@@ -56,7 +56,7 @@ def admin_listener(path: Path, *, wanted: bool) -> list[UnixListener]:
             group: int | None = grp.getgrnam(GROUP).gr_gid
         except KeyError:
             group = None
-        return [open_unix(path, "--admin-socket", group=group)]
+        return [open_unix(path, "give another --admin-socket", group=group)]
     except NodenetError as error:
         if wanted:
             raise

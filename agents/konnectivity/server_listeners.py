@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final, cast
 
 from nodenet.agents.konnectivity.server_config import TlsFiles
-from nodenet.errors import NodenetError
 from nodenet.httpd.sockets import ANYWHERE, UnixListener, open_tcp, open_unix
+from nodenet.konnectivity.tls_files import TlsUnusable, load_authorities, load_pair
 
 #: Seconds between two looks at the files. The kubelet itself takes a minute to show a new secret.
 RELOAD_SECONDS: Final = 5.0
@@ -39,30 +39,18 @@ Factory = Callable[[], asyncio.Protocol]
 logger = logging.getLogger(__name__)
 
 
-class TlsUnusable(NodenetError):
-    """A certificate, key or CA file cannot be used now."""
-
-
 def make_context(
     files: TlsFiles, *, alpn: list[str], ciphers: tuple[str, ...], least: ssl.TLSVersion
 ) -> ssl.SSLContext:
     """The TLS of new connections, from the files as they are. Blocking. TlsUnusable."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    path = files.cert
-    try:
-        context.minimum_version = least
-        if ciphers:
-            context.set_ciphers(":".join(ciphers))
-        context.load_cert_chain(files.cert, files.key)
-        if files.ca is not None:
-            path = files.ca
-            context.load_verify_locations(cafile=files.ca)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except (OSError, ValueError) as error:
-        # an ssl.SSLError is an OSError
-        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
-        text = str(reason).lower().replace("_", " ")
-        raise TlsUnusable(f"cannot use {path}: {text}") from error
+    context.minimum_version = least
+    if ciphers:
+        context.set_ciphers(":".join(ciphers))
+    load_pair(context, files.cert, files.key)
+    if files.ca is not None:
+        load_authorities(context, files.ca)
+        context.verify_mode = ssl.CERT_REQUIRED
     # a peer that offers none of them is served all the same, as Go does
     context.set_alpn_protocols(alpn)
     return context
@@ -75,7 +63,7 @@ def digest(files: TlsFiles) -> bytes:
         try:
             made.update(path.read_bytes() + b"\0")
         except OSError as error:
-            raise TlsUnusable(f"cannot use {path}: {error.strerror}") from error
+            raise TlsUnusable(path, (error.strerror or str(error)).lower()) from error
     return made.digest()
 
 
@@ -102,6 +90,7 @@ class Listener:
         self._ciphers = ciphers
         self._least = least
         self._servers: list[asyncio.AbstractServer] = []
+        self._closed = False
         self._digest = b""
         self._context: ssl.SSLContext | None = None
 
@@ -138,7 +127,13 @@ class Listener:
                 said = error.message
                 continue
             said = ""
-            await self._serve(context)
+            try:
+                await self._serve(context)
+            except OSError as error:
+                # no descriptor is free: the old one stays in use, and the files are read again
+                self._digest = b""
+                logger.warning("%s: cannot take new certificates: %s", self.name, error)
+                continue
             logger.info("%s: certificates of %s are in use", self.name, tls.cert)
 
     def _load(self, tls: TlsFiles) -> tuple[bytes, ssl.SSLContext]:
@@ -149,29 +144,43 @@ class Listener:
     async def _serve(self, context: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
         fresh: list[asyncio.AbstractServer] = []
-        for sock in self._sockets:
-            # a descriptor of its own, so that closing the old server closes nothing of the new one
-            own = sock.dup()
-            if self._unix is not None:
-                server: asyncio.AbstractServer = await loop.create_unix_server(
-                    self._factory, sock=own, backlog=BACKLOG
-                )
-            else:
-                server = await loop.create_server(
-                    self._factory,
-                    sock=own,
-                    backlog=BACKLOG,
-                    ssl=context,
-                    ssl_handshake_timeout=None if context is None else HANDSHAKE_SECONDS,
-                    ssl_shutdown_timeout=None if context is None else SHUTDOWN_SECONDS,
-                )
-            fresh.append(server)
+        try:
+            for sock in list(self._sockets):
+                # of its own, so that closing the old server closes nothing of the new one
+                own = sock.dup()
+                fresh.append(await self._server(loop, own, context))
+        except BaseException:
+            for server in fresh:
+                server.close()
+            raise
+        # closed meanwhile: nothing is accepted any more
+        if self._closed:
+            fresh, self._servers = [], [*self._servers, *fresh]
         old, self._servers = self._servers, fresh
         for server in old:
             server.close()
 
+    async def _server(
+        self, loop: asyncio.AbstractEventLoop, own: socket.socket, context: ssl.SSLContext | None
+    ) -> asyncio.AbstractServer:
+        try:
+            if self._unix is not None:
+                return await loop.create_unix_server(self._factory, sock=own, backlog=BACKLOG)
+            return await loop.create_server(
+                self._factory,
+                sock=own,
+                backlog=BACKLOG,
+                ssl=context,
+                ssl_handshake_timeout=None if context is None else HANDSHAKE_SECONDS,
+                ssl_shutdown_timeout=None if context is None else SHUTDOWN_SECONDS,
+            )
+        except BaseException:
+            own.close()
+            raise
+
     def close(self) -> None:
         """Accepts no more; connections go on."""
+        self._closed = True
         for server in self._servers:
             server.close()
         self._servers = []
@@ -205,10 +214,11 @@ def open_frontend_socket(path: Path, *, delete: bool) -> UnixListener:
     new pod starts while the old one drains, and upstream's does so too.
     """
     if delete:
-        with contextlib.suppress(FileNotFoundError):
+        # what cannot be removed is said below
+        with contextlib.suppress(OSError):
             if path.is_socket():
                 os.unlink(path)
-    return open_unix(path, "--uds-name")
+    return open_unix(path, "give another --uds-name")
 
 
 class EitherProtocol(asyncio.Protocol):

@@ -164,7 +164,9 @@ def open_unix(
         fresh.rename(path)
     except BaseException as error:
         sock.close()
-        fresh.unlink(missing_ok=True)
+        # its directory may be what is wrong
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
         if isinstance(error, PermissionError):
             raise NotPermitted(
                 f"cannot make socket {path}", hint=f"run as root or {option}"

@@ -21,6 +21,7 @@ from typing import Final, Literal, Protocol, Self
 
 from nodenet.errors import UsageError
 from nodenet.konnectivity.errors import KonnectivityError
+from nodenet.konnectivity.tls_files import TlsUnusable, load_authorities, load_pair
 
 Mode = Literal["grpc", "http-connect"]
 #: For connecting to the server and for its answer to a dial; konnectivity-client's backstop.
@@ -93,12 +94,15 @@ class TlsFiles:
     """Name in the server's certificate, if it is not the host that is dialled."""
 
     def context(self) -> ssl.SSLContext:
-        """For one connection; blocking. OSError or ssl.SSLError when a file is no good."""
+        """For one connection; blocking. ValueError when a file is no good, it says which."""
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         made.minimum_version = ssl.TLSVersion.TLSv1_2
-        made.load_verify_locations(cafile=self.ca)
-        if self.cert is not None:
-            made.load_cert_chain(self.cert, self.key)
+        try:
+            load_authorities(made, self.ca)
+            if self.cert is not None:
+                load_pair(made, self.cert, self.key or self.cert)
+        except TlsUnusable as error:
+            raise ValueError(error.message) from error
         return made
 
 

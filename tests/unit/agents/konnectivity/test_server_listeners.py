@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -17,12 +18,12 @@ from nodenet.agents.konnectivity import server_listeners
 from nodenet.agents.konnectivity.server_config import TlsFiles
 from nodenet.agents.konnectivity.server_listeners import (
     Listener,
-    TlsUnusable,
     make_context,
     open_frontend_socket,
     open_listening,
 )
-from nodenet.httpd.sockets import PortInUse
+from nodenet.httpd.sockets import BindError, PortInUse
+from nodenet.konnectivity.tls_files import TlsUnusable
 from tests.interop.certificates import Authority
 from tests.unit.agents.konnectivity.agent_scene import run, until
 
@@ -146,6 +147,50 @@ def test_files_that_cannot_be_used_change_nothing(
     run(test())
 
 
+def test_a_rotation_without_a_free_descriptor_is_done_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends nobody: the old certificate stays in use until there is one."""
+
+    async def test() -> None:
+        files, old, new = Files(tmp_path), Authority("old"), Authority("new")
+        files.write(old, "one")
+        async with listening(files) as listener:
+            with monkeypatch.context() as patched:
+                patched.setattr(socket.socket, "dup", no_descriptor)
+                files.write(new, "two")
+                await until(lambda: "cannot take new certificates" in caplog.text, "it is said")
+            assert listener.port, "it listens"
+            new_client = files.client(new, "new client")
+            async with asyncio.timeout(10):
+                while not await greeted(listener.port, new_client):
+                    await asyncio.sleep(0.02)
+
+    run(test())
+
+
+def no_descriptor(_sock: socket.socket) -> socket.socket:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_a_rotation_that_crosses_the_end_accepts_nobody(tmp_path: Path) -> None:
+    async def test() -> None:
+        files, authority = Files(tmp_path), Authority("ca")
+        files.write(authority, "one")
+        listener = Listener("test", open_listening("127.0.0.1", 0, "x"), Hello, tls=files.tls)
+        await listener.prepare()
+        await listener.start()
+        port, client = listener.port, files.client(authority, "client")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(listener._serve(listener._context))
+            await asyncio.sleep(0)  # it waits for the loop to take its socket
+            listener.close()
+        assert not await greeted(port, client)
+        await asyncio.sleep(0.02)
+
+    run(test())
+
+
 def test_a_foreign_client_is_not_served(tmp_path: Path) -> None:
     async def test() -> None:
         files, authority = Files(tmp_path), Authority("ca")
@@ -165,7 +210,7 @@ def test_what_cannot_be_used_at_start_is_named(tmp_path: Path, broken: str) -> N
     getattr(files.tls, broken).write_text("rubbish")
     with pytest.raises(TlsUnusable, match="cannot use") as caught:
         make_context(files.tls, alpn=["h2"], ciphers=(), least=ssl.TLSVersion.TLSv1_2)
-    assert str(tmp_path) in caught.value.message
+    assert caught.value.path == getattr(files.tls, broken)
 
 
 def test_ciphers_and_the_least_version_are_set(tmp_path: Path) -> None:
@@ -198,6 +243,16 @@ def test_accepted_connections_are_asked_for_a_sign_of_life() -> None:
         with accepted:
             assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
+
+
+@pytest.mark.parametrize("where", ["x" * 120, "x" * 300, "file/x", "file"])
+def test_where_no_socket_can_be_is_said(tmp_path: Path, where: str) -> None:
+    (tmp_path / "file").write_text("somebody's")
+    with pytest.raises(BindError) as caught:
+        open_frontend_socket(tmp_path / where, delete=True)
+    assert str(tmp_path / where) in caught.value.message
+    assert "--uds-name" in (caught.value.hint or "")
+    assert (tmp_path / "file").read_text() == "somebody's"
 
 
 def test_the_socket_of_an_earlier_run_is_replaced(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ import yaml
 
 from nodenet.agents.konnectivity import agent_config, server_config, server_process
 from nodenet.agents.konnectivity.process import StopSignals
-from nodenet.agents.konnectivity.server_listeners import TlsUnusable
 from nodenet.errors import NodenetError
 from nodenet.httpd.client import fetch
 from nodenet.httpd.sockets import PortInUse
+from nodenet.konnectivity.tls_files import TlsUnusable
 from nodenet.kube.access import NoAccess
 from tests.interop.certificates import Certificates
 from tests.interop.peers import free_ports
