@@ -103,6 +103,10 @@ def calling(
             process.stdin.write(b"g" + json.dumps(targets).encode() + b"\n")
             process.stdin.flush()
             yield Caller(pod, calls, process)
+        except BaseException:
+            # Ctrl-C, or somebody else's failure: nobody waits for its answer any more
+            process.kill()
+            raise
         finally:
             with contextlib.suppress(BrokenPipeError):
                 assert process.stdin is not None

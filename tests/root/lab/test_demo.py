@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 from nodenet.capture.session import Capture
@@ -359,6 +361,23 @@ def test_a_killed_demo_leaves_a_lab_that_works_and_goes(
     assert _report(lab, "demo", "--requests", "1")["ok"]
     assert _lab(lab, "down").returncode == 0
     assert remains(lab.lab) == []
+
+
+def test_ctrl_c_ends_a_demo_and_its_callers(lab: LabDir) -> None:
+    _report(lab, "up", "--family", "4")
+    command = [sys.executable, "-m", "nodenet.cli.main", "lab", "demo", "--id", lab.lab]
+    with subprocess.Popen(
+        [*command, "--requests", "100"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
+    ) as process:  # fmt: skip
+        callers = psutil.Process(process.pid).children
+        _until(lambda: len(callers()) == 4, 30.0)
+        started = callers()
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=8) == ("", "")
+    assert process.returncode == 130
+    assert not any(caller.is_running() for caller in started)
+    assert not list(lab.path.glob(".wire-*.pcap"))
 
 
 def _until(true: Callable[[], bool], seconds: float = 10.0) -> None:
