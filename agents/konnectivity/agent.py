@@ -22,7 +22,7 @@ from typing import Any, Final, TextIO
 
 import uvloop
 
-from nodenet.agents.konnectivity import agent_leases
+from nodenet.agents.konnectivity import agent_leases, agent_tls
 from nodenet.agents.konnectivity.agent_admin import AgentAdmin
 from nodenet.agents.konnectivity.agent_config import AgentConfig
 from nodenet.agents.konnectivity.agent_metrics import LeaseCounts
@@ -67,15 +67,21 @@ async def serve(
     environ: Mapping[str, str],
     ready: TextIO,
 ) -> None:
-    """Serves until ``stop``, then drains. Listeners are opened before any server is dialled."""
+    """Serves until ``stop``, then drains. Listeners are opened before any server is dialled.
+
+    NoAccess, TlsUnusable, BindError before that.
+    """
     loop = asyncio.get_running_loop()
     api = agent_leases.access(config, environ) if config.count_leases else None
+    # each connection reads the files anew; what is wrong from the beginning is said at once
+    await asyncio.to_thread(agent_tls.context, config)
     async with contextlib.AsyncExitStack() as stack:
         health = _listeners(config.health_host, config.health_port, "--health-server-port")
         stack.callback(close_all, health)
         admin = _listeners(config.admin_host, config.admin_port, "--admin-server-port")
         stack.callback(close_all, admin)
         unix = admin_listener(path, wanted=config.admin_socket is not None)
+        stack.callback(close_all, unix)
         stack.enter_context(stop.caught(loop))
         sockets = stack.enter_context(contextlib.closing(Sockets(loop)))
         clients = ClientSet(config, sockets, rng=Random())

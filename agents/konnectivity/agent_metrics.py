@@ -44,8 +44,15 @@ def render(clients: ClientSet, sockets: Sockets, leases: LeaseCounts) -> str:
         family(
             _PREFIX + "server_connection_failure_count",
             "counter",
-            "Deprecated, see stream_errors_total: failed attempts to connect to a server.",
-            [({"direction": "from_server"}, clients.connect_failures)],
+            "Deprecated, see stream_errors_total: streams that a server or the network ended.",
+            # nothing fails at the sending side alone here
+            [({"direction": "from_server"}, sum(clients.stream_errors.values()))],
+        ),
+        family(
+            "nodenet_konnectivity_agent_connect_failures_total",
+            "counter",
+            "Attempts to connect to a server that came to nothing.",
+            [({}, clients.connect_failures)],
         ),
         family(
             _PREFIX + "endpoint_dial_failure_total",

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Final
 
-from nodenet.agents.konnectivity.agent_resolver import Address, Resolver, literal
+from nodenet.agents.konnectivity.agent_resolver import Address, Lookup, Resolver, literal
 from nodenet.agents.ztunnel.deadlines import Deadlines
 from nodenet.agents.ztunnel.poller import STREAM, Poller
 from nodenet.agents.ztunnel.relay import reset_on_close
@@ -106,6 +106,7 @@ class Remote:
         "_error",
         "_fin_sent",
         "_heard",
+        "_lookup",
         "_network",
         "_owed",
         "_owed_bytes",
@@ -144,6 +145,7 @@ class Remote:
         self._attempts: list[_Attempt] = []
         self._owed: deque[memoryview] = deque()
         self._owed_bytes = 0
+        self._lookup: Lookup | None = None
         sockets.dialling.add(self)
         family = _FAMILIES[network]
         address = literal(host, port)
@@ -151,11 +153,12 @@ class Remote:
             self._addresses.append(address)
             self._try_next()
         else:
-            sockets.resolver.resolve(host, port, family, self._resolved)
+            self._lookup = sockets.resolver.resolve(host, port, family, self._resolved)
 
     # -- dialling ---------------------------------------------------------------------------------
 
     def _resolved(self, found: list[Address] | OSError) -> None:
+        self._lookup = None
         if self._state is not _DIALLING:
             return
         if isinstance(found, OSError):
@@ -234,6 +237,9 @@ class Remote:
         self._state = _CLOSED
         del self._tunnel  # which has this object: no cycle is left for the garbage collector
         self._sockets.dialling.discard(self)
+        lookup, self._lookup = self._lookup, None
+        if lookup is not None:
+            self._sockets.resolver.forget(lookup)
         self._addresses.clear()
         self._give_up_attempts()
 

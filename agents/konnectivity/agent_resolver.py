@@ -7,7 +7,6 @@ the process nor, while others of its threads are free, the next name.
 from __future__ import annotations
 
 import asyncio
-import queue
 import socket
 import threading
 from collections.abc import Callable
@@ -24,25 +23,61 @@ Address = tuple[int, tuple[Any, ...]]
 Answer = Callable[[list[Address] | OSError], None]
 
 
+class Lookup:
+    """One name that somebody waits for; `Resolver.forget` when he does no more."""
+
+    __slots__ = ("answer", "family", "host", "port")
+
+    def __init__(self, host: str, port: int, family: int, answer: Answer) -> None:
+        self.host = host
+        self.port = port
+        self.family = family
+        self.answer: Answer | None = answer
+        """None: nobody is to be told."""
+
+
 class Resolver:
-    """Look-ups for one loop. Answers come in the loop's thread, none after `close`."""
+    """Look-ups for one loop. Answers come in the loop's thread, none after `close`.
+
+    What waits for a thread is as much as is asked for and not forgotten: dials that are given up
+    while a name server is silent leave nothing behind that the next dial would wait for.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._jobs: queue.SimpleQueue[tuple[str, int, int, Answer]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._waiting: dict[Lookup, None] = {}
+        """In the order they came."""
         self._threads = 0
         self._idle = 0
         self._closed = False
 
-    def resolve(self, host: str, port: int, family: int, answer: Answer) -> None:
+    @property
+    def waiting(self) -> int:
+        """Look-ups without a thread."""
+        return len(self._waiting)
+
+    def resolve(self, host: str, port: int, family: int, answer: Answer) -> Lookup:
         """Looks a name up; ``family`` is AF_UNSPEC, AF_INET or AF_INET6."""
-        self._jobs.put((host, port, family, answer))
-        with self._lock:
-            if self._jobs.qsize() <= self._idle or self._threads >= MAX_THREADS:
-                return
+        lookup = Lookup(host, port, family, answer)
+        with self._changed:
+            if self._closed:
+                return lookup
+            self._waiting[lookup] = None
+            if len(self._waiting) <= self._idle:
+                self._changed.notify()
+                return lookup
+            if self._threads >= MAX_THREADS:
+                return lookup
             self._threads += 1
         threading.Thread(target=self._work, name="resolver", daemon=True).start()
+        return lookup
+
+    def forget(self, lookup: Lookup) -> None:
+        """Nobody waits for it any more."""
+        lookup.answer = None
+        with self._changed:
+            self._waiting.pop(lookup, None)
 
     async def addresses(self, host: str, port: int) -> list[Address]:
         """As `resolve`, for one who waits. OSError."""
@@ -56,48 +91,54 @@ class Resolver:
             else:
                 future.set_result(found)
 
-        self.resolve(host, port, socket.AF_UNSPEC, answer)
-        return await future
+        lookup = self.resolve(host, port, socket.AF_UNSPEC, answer)
+        try:
+            return await future
+        finally:
+            self.forget(lookup)
 
     def close(self) -> None:
         """Drops what is not answered."""
-        self._closed = True
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
 
     def _work(self) -> None:
-        while True:
-            with self._lock:
-                self._idle += 1
-            try:
-                job = self._jobs.get(timeout=_IDLE_SECONDS)
-            except queue.Empty:
-                with self._lock:
-                    self._idle -= 1
-                    # a job put since then has found no idle thread, or this one: look once more
-                    if self._jobs.empty():
-                        self._threads -= 1
-                        return
-                continue
-            with self._lock:
-                self._idle -= 1
-            self._look_up(*job)
-            del job  # an idle thread keeps nobody alive
+        while (lookup := self._next()) is not None:
+            self._look_up(lookup)
+            del lookup  # an idle thread keeps nobody alive
 
-    def _look_up(self, host: str, port: int, family: int, answer: Answer) -> None:
+    def _next(self) -> Lookup | None:
+        """The longest waiting; None when the thread is to end."""
+        with self._changed:
+            self._idle += 1
+            self._changed.wait_for(lambda: self._waiting or self._closed, _IDLE_SECONDS)
+            self._idle -= 1
+            if not self._waiting:
+                self._threads -= 1
+                return None
+            lookup = next(iter(self._waiting))
+            del self._waiting[lookup]
+            return lookup
+
+    def _look_up(self, lookup: Lookup) -> None:
         found: list[Address] | OSError
         try:
-            infos = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
+            infos = socket.getaddrinfo(lookup.host, lookup.port, lookup.family, socket.SOCK_STREAM)
             found = interleaved([(info[0], info[4]) for info in infos])
         except OSError as error:
             found = error.with_traceback(None)  # which has this frame, and so who asked
         except UnicodeError as error:  # a label of more than 63 characters
             found = socket.gaierror(socket.EAI_NONAME, str(error))
         try:
-            self._loop.call_soon_threadsafe(self._tell, answer, found)
+            self._loop.call_soon_threadsafe(self._tell, lookup, found)
         except RuntimeError:
             pass  # the loop is closed
 
-    def _tell(self, answer: Answer, found: list[Address] | OSError) -> None:
-        if not self._closed:
+    def _tell(self, lookup: Lookup, found: list[Address] | OSError) -> None:
+        answer, lookup.answer = lookup.answer, None
+        if answer is not None and not self._closed:
             answer(found)
 
 

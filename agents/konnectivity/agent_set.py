@@ -16,6 +16,7 @@ from nodenet.agents.konnectivity.agent_resolver import literal
 from nodenet.agents.konnectivity.agent_stream import ConnectFailed, ServerStream, State
 from nodenet.konnectivity.agent_sync import Sync
 from nodenet.konnectivity.agent_tunnel import Counts
+from nodenet.rpc.status import Code
 
 #: A look-up of the servers' name that takes longer counts as failed.
 RESOLVE_SECONDS: Final = 5.0
@@ -74,13 +75,15 @@ class ClientSet:
 
     async def run(self) -> None:
         """Connects to servers until cancelled."""
-        resolved_at = float("-inf")
+        asked_at = float("-inf")
+        asking: asyncio.Task[None] | None = None
         async with asyncio.TaskGroup() as tasks:
             while True:
                 now = self._loop.time()
-                if now - resolved_at >= self._resolve_interval():
-                    await self._resolve()
-                    resolved_at = now = self._loop.time()
+                # beside the attempts: known addresses do not wait for a name server that is silent
+                if now - asked_at >= self._resolve_interval() and (asking is None or asking.done()):
+                    asked_at = now
+                    asking = tasks.create_task(self._resolve(), name="look-up of the servers")
                 while (address := self.sync.next_address(now)) is not None:
                     tasks.create_task(self._attempt(address), name=f"connect {address}")
                 wait = min(self.sync.wait(now), self._config.sync_interval_cap)
@@ -151,8 +154,14 @@ class ClientSet:
 
     def _know(self, addresses: Iterable[tuple[str, int]]) -> None:
         found = {_text(host, port): (host, port) for host, port in addresses}
-        self._by_address |= found
+        if found.keys() - self.sync.addresses:
+            self._changed.set()
         self.sync.set_addresses(list(found))
+        # servers that are replaced get new addresses each time: the old ones are no news for ever
+        known = self.sync.addresses
+        self._by_address = {a: p for a, p in (self._by_address | found).items() if a in known}
+        for gone in self.failures.keys() - known - {self._config.server_host}:
+            del self.failures[gone]
 
     async def _attempt(self, address: str) -> None:
         stream = ServerStream(self._config, self._sockets, self.counts, self._stream_changed)
@@ -164,6 +173,12 @@ class ClientSet:
             self.connect_failures += 1
             self.sync.failed(address, self._loop.time())
             self._failed(address, error.message)
+            return
+        except Exception as error:  # a fault of ours at one server must not end the others
+            logger.exception("connect %s", address)
+            self.connect_failures += 1
+            self.sync.failed(address, self._loop.time())
+            self._failed(address, f"{address}: internal error: {type(error).__name__}: {error}")
             return
         except BaseException:
             self.sync.failed(address, self._loop.time())
@@ -216,8 +231,9 @@ class ClientSet:
             self.streams.remove(stream)
             why = stream.end_status
             if why is not None:
-                code = why.code.camel
-                self.stream_errors[code] = self.stream_errors.get(code, 0) + 1
+                if why.code is not Code.OK:
+                    code = why.code.camel
+                    self.stream_errors[code] = self.stream_errors.get(code, 0) + 1
                 logger.info(
                     "Removing client used for server connection serverID=%s: %s",
                     stream.server_id,

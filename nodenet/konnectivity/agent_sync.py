@@ -78,6 +78,11 @@ class Sync:
             return "server"
         return "max" if self.source == "max" else "lease"
 
+    @property
+    def addresses(self) -> set[str]:
+        """Where servers may be, or an attempt is still under way."""
+        return set(self._places)
+
     def set_addresses(self, addresses: Sequence[str]) -> None:
         """What the servers' name leads to now. Nothing found changes nothing."""
         if not addresses:

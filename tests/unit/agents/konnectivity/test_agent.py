@@ -11,10 +11,13 @@ import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+
 from nodenet.agents.konnectivity.agent import serve
 from nodenet.agents.konnectivity.process import StopSignals
 from nodenet.httpd import client
 from nodenet.konnectivity.packets import Drain
+from nodenet.konnectivity.tls_files import TlsUnusable
 from tests.interop.certificates import Certificates
 from tests.interop.peers import free_ports
 from tests.unit.agents.konnectivity.agent_scene import FakeServer, config_for, run, until
@@ -242,5 +245,20 @@ def test_a_drain_has_a_deadline_and_a_second_signal_none(
                     await agent.ended.wait()
         listener.close()
         await server.stop()
+
+    run(work())
+
+
+@pytest.mark.parametrize("flag", ["--ca-cert", "--agent-key"])
+def test_files_of_no_use_end_the_start(certs: Certificates, tmp_path: Path, flag: str) -> None:
+    rubbish = tmp_path / "rubbish"
+    rubbish.write_text("no PEM")
+
+    async def work() -> None:
+        config = config_for(certs, 8091, f"{flag}={rubbish}")
+        ready = io.StringIO()
+        with pytest.raises(TlsUnusable, match=f"cannot use {rubbish}: "):
+            await serve(config, StopSignals(), tmp_path / "a", environ={}, ready=ready)
+        assert not ready.getvalue() and not (tmp_path / "a").exists()
 
     run(work())

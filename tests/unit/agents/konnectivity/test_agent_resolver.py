@@ -86,3 +86,48 @@ def test_a_resolver_that_hangs_holds_up_one_thread(monkeypatch: pytest.MonkeyPat
         assert len(answers) == 10, "nothing is told after the end"
 
     run(work())
+
+
+def test_what_nobody_waits_for_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the name server is silent dials are given up: the next name must not wait for them."""
+    go, asked = threading.Event(), []
+    real = socket.getaddrinfo
+
+    def look_up(host: str, *rest: int) -> object:
+        asked.append(host)
+        if host == "hangs":
+            go.wait(10)
+        return real("127.0.0.1", *rest)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(agent_resolver, "MAX_THREADS", 2)
+
+    async def work() -> None:
+        resolver = Resolver(asyncio.get_running_loop())
+        answers: list[object] = []
+        lookups = [resolver.resolve("hangs", 80, 0, answers.append) for _ in range(1000)]
+        await until(lambda: len(asked) == 2, "both threads hang")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await resolver.addresses("hangs", 80)
+        assert resolver.waiting == 998
+        for lookup in lookups:
+            resolver.forget(lookup)
+        assert not resolver.waiting
+        go.set()
+        assert await resolver.addresses("answers", 80)
+        assert asked == ["hangs", "hangs", "answers"] and not answers
+        resolver.close()
+
+    run(work())
+
+
+def test_threads_end_with_their_resolver() -> None:
+    async def work() -> None:
+        before = threading.active_count()
+        resolver = Resolver(asyncio.get_running_loop())
+        assert await resolver.addresses("127.0.0.1", 80)
+        resolver.close()
+        await until(lambda: threading.active_count() <= before, "no thread is left")
+
+    run(work())

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
+import threading
 from pathlib import Path
 
 import pytest
 
-from nodenet.agents.konnectivity import agent_stream
+from nodenet.agents.konnectivity import agent_stream, agent_tls
+from nodenet.agents.konnectivity.agent_config import AgentConfig
+from nodenet.rpc.status import OK
 from tests.interop.certificates import Certificates
 from tests.unit.agents.konnectivity.agent_scene import (
     REFUSED,
@@ -264,5 +269,99 @@ def test_what_is_behind_a_port_that_speaks_no_tls(certs: Certificates) -> None:
         async with agent(config_for(certs, port)) as clients:
             await told(clients, "tls")
         server.close()
+
+    run(work())
+
+
+def test_addresses_that_are_gone_are_forgotten(
+    certs: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers that are replaced get new addresses each time, for years."""
+    current = [1]
+
+    def look_up(_host: str, port: int, *_rest: int) -> list[object]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{current[-1]}", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+
+    async def work() -> None:
+        nobody = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        port = nobody.sockets[0].getsockname()[1]
+        nobody.close()
+        config = config_for(certs, port, "--proxy-server-host=localhost")
+        async with agent(config) as clients:
+            for number in range(2, 22):
+                current.append(number)
+                await told(clients, f"127.0.0.{number}:{port}: connection refused")
+            await until(
+                lambda: [*clients.failures, *clients._by_address] == [f"127.0.0.21:{port}"] * 2,
+                "the addresses before it are forgotten",
+            )
+
+    run(work())
+
+
+def test_a_silent_name_server_does_not_keep_from_known_addresses(
+    certs: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    silent: list[str] = []
+
+    def look_up(host: str, port: int, *_rest: int) -> list[object]:
+        if silent:
+            silent.append(host)
+            go.wait(10)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+
+    async def work() -> None:
+        (server,) = await started(certs, FakeServer("s1"))
+        config = config_for(certs, server.port, "--proxy-server-host=localhost")
+        async with agent(config) as clients:
+            await until(lambda: clients.ready == 1, "connected")
+            silent.append("now")
+            await until(lambda: len(silent) > 1, "the name server is silent")
+            for protocol in server.protocols:
+                protocol.abort()
+            await until(lambda: len(server.streams) == 2, "connected again", 3)
+            go.set()
+        await server.stop()
+
+    run(work())
+
+
+def test_a_fault_at_one_server_does_not_end_the_agent(
+    certs: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        (server,) = await started(certs, FakeServer("s1"))
+        real, broken = agent_tls.context, [True]
+
+        def context(config: AgentConfig) -> ssl.SSLContext:
+            if broken:
+                raise RuntimeError("a fault of ours")
+            return real(config)
+
+        monkeypatch.setattr(agent_tls, "context", context)
+        async with agent(config_for(certs, server.port)) as clients:
+            await told(clients, "internal error: RuntimeError: a fault of ours")
+            broken.clear()
+            await until(lambda: clients.ready == 1, "connected")
+        await server.stop()
+
+    run(work())
+
+
+def test_only_streams_that_end_badly_are_errors(certs: Certificates) -> None:
+    async def work() -> None:
+        (server,) = await started(certs, FakeServer("s1"))
+        async with agent(config_for(certs, server.port)) as clients:
+            for number, status in enumerate((OK, REFUSED), 1):
+                await until(lambda: clients.ready == 1, "connected")
+                server.streams[-1].call.end(status)
+                await until(lambda n=number: len(server.streams) > n, "connected again")  # type: ignore[misc]  # a loop
+            assert clients.stream_errors == {"Unknown": 1}
+        await server.stop()
 
     run(work())
