@@ -20,7 +20,7 @@ from nodenet.agents.konnectivity.agent_metrics import LEASE_BUCKETS, LeaseCounts
 from nodenet.kube.access import Access, from_kubeconfig, in_cluster
 from nodenet.kube.client import ApiClient
 from nodenet.kube.errors import ApiError, ApiRefused
-from nodenet.kube.leases import is_valid, list_leases
+from nodenet.kube.leases import LeaseWatch, list_leases
 
 #: Seconds between two lists: a lease is renewed every 15 s and valid for 30 s.
 LIST_SECONDS: Final = 5.0
@@ -50,6 +50,7 @@ class LeaseCounter:
         tell: Callable[[int], None],
         rng: Random,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._namespace = namespace
@@ -58,6 +59,8 @@ class LeaseCounter:
         self._tell = tell
         self._rng = rng
         self._clock = clock
+        self._steady = steady
+        self._watch = LeaseWatch()
         self._failing = False
 
     async def run(self) -> None:
@@ -84,8 +87,9 @@ class LeaseCounter:
             if self._failing:
                 logger.info("leases are counted again")
             self._failing = False
-            now = self._clock()
-            self._tell(sum(is_valid(lease, now) for lease in leases))
+            steady = self._steady()
+            self._watch.look(leases, now=self._clock(), steady=steady)
+            self._tell(sum(self._watch.is_held(lease, steady) for lease in leases))
         self._observe(code, reason, time.monotonic() - began)
 
     def _observe(self, code: str, reason: str, seconds: float) -> None:

@@ -1,8 +1,9 @@
 """This server's lease, and the count of all servers by theirs.
 
 A lease is made at start, renewed while the server runs and deleted when it drains. Each renewal
-also lists the leases, deletes those of servers that died, and tells how many are valid. Names and
-times: apiserver-network-proxy: pkg/server/leases.
+also lists the leases, deletes those of servers that died, and tells how many are held. Names and
+times: apiserver-network-proxy: pkg/server/leases. Upstream judges by this machine's clock, and one
+that is wrong deletes the leases of everybody; see `LeaseWatch`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from nodenet.agents.konnectivity.server_metrics import LEASE_BUCKETS, LeaseMetri
 from nodenet.konnectivity.server_counts import Histogram
 from nodenet.kube.client import ApiClient, Json
 from nodenet.kube.errors import ApiError, ApiRefused
-from nodenet.kube.leases import collection, is_valid, list_leases, make
+from nodenet.kube.leases import LeaseWatch, collection, list_leases, make, name_of
 
 #: Seconds a lease is valid, and between two renewals.
 LEASE_SECONDS: Final = 30
@@ -48,6 +49,7 @@ class LeaseKeeper:
         tell: Callable[[int], None],
         rng: Random,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = f"konnectivity-proxy-server-{server_id}"
         self._client = client
@@ -59,6 +61,8 @@ class LeaseKeeper:
         self._tell = tell
         self._rng = rng
         self._clock = clock
+        self._steady = steady
+        self._watch = LeaseWatch()
         self._failing = False
 
     async def run(self) -> None:
@@ -94,7 +98,7 @@ class LeaseKeeper:
         await self._client.request("PUT", path, self._lease(version))
 
     async def count(self) -> int:
-        """Counts the valid leases, and deletes the others. ApiError."""
+        """Counts the leases that are held, and deletes the expired ones. ApiError."""
         began = time.monotonic()
         code, reason = "200", "OK"
         try:
@@ -104,15 +108,16 @@ class LeaseKeeper:
             raise
         finally:
             _observe(self._metrics.lists, self._metrics.list_seconds, code, reason, began)
-        now = self._clock()
-        valid = [lease for lease in leases if is_valid(lease, now)]
-        for lease in leases:
-            if lease not in valid:
-                await self._delete_expired(lease)
+        steady, watch = self._steady(), self._watch
+        watch.look(leases, now=self._clock(), steady=steady)
         # our own was renewed a moment ago, whatever the list says
-        others = len([lease for lease in valid if _metadata(lease).get("name") != self.name])
-        self._tell(1 + others)
-        return 1 + others
+        others = [lease for lease in leases if name_of(lease) != self.name]
+        for lease in others:
+            if watch.is_expired(lease, steady, LEASE_SECONDS):
+                await self._delete_expired(lease)
+        count = 1 + sum(watch.is_held(lease, steady) for lease in others)
+        self._tell(count)
+        return count
 
     async def leave(self) -> None:
         """Deletes our lease; logs when that fails, it ends by itself then."""
@@ -123,10 +128,7 @@ class LeaseKeeper:
             logger.warning("lease %s stays until it expires: %s", self.name, error)
 
     async def _delete_expired(self, lease: Json) -> None:
-        found = _metadata(lease)
-        name = found.get("name")
-        if not isinstance(name, str) or name == self.name:
-            return
+        found, name = _metadata(lease), name_of(lease)
         # only what we have seen: its server may have come back meanwhile
         options: Json = {
             "apiVersion": "v1",

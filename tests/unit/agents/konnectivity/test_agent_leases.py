@@ -56,6 +56,61 @@ def test_valid_leases_are_counted_and_failures_change_nothing() -> None:
     run(work())
 
 
+def test_the_count_follows_the_servers_and_not_the_clock() -> None:
+    """Servers come and go; this node's clock jumps by an hour meanwhile."""
+
+    async def work() -> None:
+        told: list[int] = []
+        time = [NOW, 0.0]
+        async with fake_api() as api, ApiClient(api.access) as client:
+            counter = LeaseCounter(
+                client,
+                namespace="kube-system",
+                selector="k8s-app=konnectivity-server",
+                counts=LeaseCounts(),
+                tell=told.append,
+                rng=Random(1),
+                clock=lambda: sum(time),
+                steady=lambda: time[0],
+            )
+            path = collection("kube-system")
+
+            async def renew(*names: str) -> None:
+                for name in names:
+                    found = api.objects.get(f"{path}/{name}")
+                    version = found["metadata"]["resourceVersion"] if found else None
+                    lease = make(
+                        name,
+                        holder=name,
+                        seconds=30,
+                        labels=LABELS,
+                        now=time[0],
+                        version=version,
+                    )
+                    if found:
+                        await client.request("PUT", f"{path}/{name}", lease)
+                    else:
+                        await client.request("POST", path, lease)
+
+            for names, jump in (
+                ("a", 0.0),
+                ("abc", 0.0),
+                ("abc", 3600.0),
+                ("abc", -3600.0),
+                ("ab", 0.0),
+                ("ab", 3600.0),
+                ("abd", 0.0),
+            ):
+                await renew(*names)
+                time[1] = jump
+                await counter.count()
+                time[0] += 15
+        # c is renewed no more at the fifth, and its last renewal was 30 s old at the sixth
+        assert told == [1, 3, 3, 3, 3, 2, 3]
+
+    run(work())
+
+
 def test_without_a_cluster_the_agent_does_not_start(certs: Certificates) -> None:
     with pytest.raises(NoAccess):
         agent_leases.access(config_for(certs, 1, "--count-server-leases"), {})
