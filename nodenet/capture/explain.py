@@ -35,7 +35,10 @@ _LOOPBACK: Final[dict[int, abi.IPAddress]] = {
 }
 
 Result = Literal["captured", "bypassed", "refused"]
-AppSees = Literal["direct", "proxied", "econnrefused"]
+#: The last two only when the proxy was asked, too.
+AppSees = Literal[
+    "direct", "proxied", "econnrefused", "connect-ok-then-close", "connect-ok-then-reset"
+]
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,7 +168,7 @@ def explain(
         steps=steps,
         app_sees=sees[result],
         listener=listener,
-        hint=_hint(pod, reason, action),
+        hint=_hint(pod, mine.name, reason, action),
     )
 
 
@@ -281,9 +284,9 @@ def _why_not(
             return None
 
 
-def _hint(pod: PodRecord | None, reason: Reason, action: Action) -> str | None:
+def _hint(pod: PodRecord | None, name: str | None, reason: Reason, action: Action) -> str | None:
     if reason is Reason.NOT_ENROLLED:
-        return "nodenet capture enroll TARGET"
+        return f"nodenet capture enroll {name or 'TARGET'}"
     if reason is Reason.PROXY_DOWN:
         name = pod.name if pod else "POD"
         return f"start the proxy: nodenet ztunnel run; see: nodenet capture verify {name}"

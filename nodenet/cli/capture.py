@@ -12,10 +12,9 @@ from nodenet.cli.globals import Globals, list_options, pass_globals, report_opti
 from nodenet.cli.output import emit_list, emit_report
 from nodenet.cli.params import OneOf, SecondsType
 from nodenet.cli.tables import Column, Elide
-from nodenet.errors import NodenetError, NotFound, NotSupported, UsageError
+from nodenet.errors import NotFound, NotSupported, UsageError
 
 if TYPE_CHECKING:
-    from nodenet.capture.explain import Explanation
     from nodenet.capture.records import PodRecord
     from nodenet.capture.session import Capture
     from nodenet.capture.show import PodState
@@ -83,15 +82,19 @@ def _open(g: Globals) -> Capture:
 def _chosen(capture: Capture, targets: tuple[str, ...]) -> list[PodRecord]:
     """The enrolled pods that the TARGETs name; all without one."""
     from nodenet.capture.targets import resolve_target
+    from nodenet.lab.state import pod_places
 
     records = list(capture.records())
     if not targets:
         return records
     chosen = []
+    places = {place.name: place.netns for place in pod_places(capture.instance)}
     for target in targets:
-        record = resolve_target(target, records).record
+        record = resolve_target(target, records, places).record
         if record is None:
-            raise NotFound(f"{target} is not enrolled; run: nodenet capture enroll {target}")
+            raise NotFound(
+                f"{target} is not enrolled", hint=f"run: nodenet capture enroll {target}"
+            )
         chosen.append(record)
     return chosen
 
@@ -394,14 +397,16 @@ def _render_verified(report: dict[str, Any], style: Style) -> str:
 
 @command.command("explain")
 @click.argument("src", shell_complete=complete.pods)
-@click.argument("dst")
+@click.argument("dst", metavar="DST:PORT")
 @click.option("--in", "inbound", is_flag=True, help="As seen by DST: a SYN that arrives from SRC.")
 @click.option("--udp", is_flag=True, help="A datagram instead of a connection.")
 @click.option("--proxy", is_flag=True, help="As the proxy's own socket.")
 @click.option(
     "--expect",
-    type=OneOf("result", ("captured", "bypassed", "refused")),
-    help="Exit 1 when the answer is another one.",
+    type=OneOf("result", ("captured", "bypassed", "refused", "mtls", "plain", "denied")),
+    metavar="RESULT",
+    help="Exit 1 when the answer is another one than captured, bypassed, refused; mtls, plain, "
+    "denied as ztunnel tells.",
 )
 @pass_globals
 def explain(
@@ -412,45 +417,17 @@ def explain(
     udp: bool,
     proxy: bool,
     expect: str | None,
-) -> int:
-    """What would happen to one connection, row by row. Nothing is sent."""
-    from nodenet.capture.question import answer
+) -> None:
+    """What would happen to one connection, row by row. Nothing is sent.
+
+    First the kernel's rows; when it is captured, those of the proxy and of its far side too.
+    """
+    from nodenet.cli import capture_explain as view
 
     with _open(g) as capture:
-        found = answer(
-            capture, src, dst, inbound=inbound, protocol="udp" if udp else "tcp", proxy=proxy
+        found = view.explained(
+            g, capture, src, dst, inbound=inbound, protocol="udp" if udp else "tcp", proxy=proxy
         )
-    emit_report(g, found, _render_explained)
-    if expect is not None and found.result != expect:
-        raise Unexpected(
-            f"{src} to {dst} is {found.result}, not {expect}: row {found.rule} {found.reason}"
-        )
-    return 0
-
-
-class Unexpected(NodenetError):
-    """The answer differs from --expect."""
-
-
-def _render_explained(found: Explanation, _style: Style) -> str:
-    def side(end: Any) -> str:
-        at = f"{end.address}:{end.port}" if end.port else end.address
-        if ":" in end.address and end.port:
-            at = f"[{end.address}]:{end.port}"
-        return f"{end.name} ({at})" if end.name else at
-
-    lines = [f"{side(found.src)} -> {side(found.dst)} {found.protocol}"]
-    lines.append(f"KERNEL, {'outbound' if found.dir == 'out' else 'inbound'}")
-    width = max(len(step.question) for step in found.steps)
-    for step in found.steps:
-        head = ">" if step.fired else " "
-        answer = step.answer if step.fired else "no"
-        line = f"{head} {step.rule:<3} {step.question:<{width}}  {answer:<8}  {step.why or ''}"
-        lines.append(line.rstrip())
-    outcome = f"Result: {found.result}, row {found.rule} ({found.reason})"
-    if found.listener:
-        outcome += f", to {found.listener}"
-    lines.append(f"{outcome}. The app sees: {found.app_sees}.")
-    if found.hint:
-        lines.append(f"Do: {found.hint}")
-    return "\n".join(lines)
+    emit_report(g, found, view.render)
+    if expect is not None:
+        view.check(found, src, dst, expect)

@@ -16,6 +16,7 @@ import msgspec
 from nodenet.agents.konnectivity.views import AgentTunnelRow, ServerTunnelRow, WhyView
 from nodenet.agents.ztunnel.explanation import Explanation
 from nodenet.capture.show import PodState
+from nodenet.cli.capture_explain import ConnectionExplanation
 from nodenet.cli.conn_detail import ConnectionDetail
 from nodenet.cli.konnectivity_show import AgentReport, ServerReport
 from nodenet.cli.ztunnel_certificates import CertificateRow
@@ -52,6 +53,7 @@ class Entry(TypedDict, total=False):
 
 #: By file name: what one document, or one line of a stream, is.
 DOCUMENTS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+    "capture-explain": ("nodenet capture explain SRC DST:PORT -j", (ConnectionExplanation,)),
     "capture-show": ("nodenet capture show -j", (list[PodState],)),
     "conn-list": ("nodenet conn list -j", (list[Connection],)),
     "conn-show": ("nodenet conn show ID -j", (ConnectionDetail,)),

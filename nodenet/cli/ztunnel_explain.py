@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Endpoints of one random choice shown in full.
 CANDIDATES_SHOWN = 4
+#: How a proxy begins to say that SRC is another one's: any other answer says more.
+_OTHER_NODE = "cannot explain:"
 _LAYERS = {"proxy": "PROXY", "far-side": "FAR SIDE"}
 
 
@@ -43,7 +45,8 @@ def answer(asked: Asked, src: str, dst: str, policy_file: str | None) -> Explana
             continue
         except NotFound as error:
             # on another node, or a pod only its own proxy knows
-            elsewhere = error
+            if elsewhere is None or not error.message.startswith(_OTHER_NODE):
+                elsewhere = error
             continue
         if found is None:
             raise OfItsOwn("what would happen", f"ztunnel at {proxy.where}")
@@ -98,7 +101,21 @@ def _policies(path: str) -> bytes:
 
 def render(found: Explanation, _style: Style) -> str:
     """Rows in order; the one that fired in each layer is marked."""
-    lines = [f"{_end(found.src)} -> {_end(found.dst)} {found.protocol}"]
+    lines = [f"{_end(found.src)} -> {_end(found.dst)} {found.protocol}", *rows(found)]
+    way = outcome(found)
+    if found.result != "refused":
+        way = f"captured, {way}"
+    lines.append(f"Result: {way}. The app sees: {sees(found.app_sees)}.")
+    if found.what_if is not None:
+        lines += _what_if(found)
+    if found.hint:
+        lines.append(f"Do: {found.hint}")
+    return "\n".join(printable(line) for line in lines)
+
+
+def rows(found: Explanation) -> list[str]:
+    """The walk itself, a headline a layer; then what each endpoint would answer."""
+    lines = []
     width = max((len(step.question) for step in found.steps), default=0)
     layer = None
     for step in found.steps:
@@ -116,12 +133,7 @@ def render(found: Explanation, _style: Style) -> str:
             )
         if found.outcomes_left_out:
             lines.append(f"  and {found.outcomes_left_out} more")
-    lines.append(f"Result: {_result(found)}. The app sees: {_sees(found)}.")
-    if found.what_if is not None:
-        lines += _what_if(found)
-    if found.hint:
-        lines.append(f"Do: {found.hint}")
-    return "\n".join(printable(line) for line in lines)
+    return lines
 
 
 def _step(step: Step, width: int) -> list[str]:
@@ -147,22 +159,24 @@ def _end(end: End) -> str:
     return f"{end.name} ({address})" if end.name else address
 
 
-def _result(found: Explanation) -> str:
+def outcome(found: Explanation) -> str:
+    """What the proxies would make of it: ``mTLS to 10.77.2.2:15008``."""
     if found.result == "refused":
         return f"refused: {found.error}" if found.error else "refused"
     way = "mTLS" if found.security == "mtls" else "plaintext"
-    text = f"captured, {way} to {found.next_hop}" if found.next_hop else f"captured, {way}"
+    text = f"{way} to {found.next_hop}" if found.next_hop else way
     if found.result == "denied":
         return f"{text}, then REFUSED by policy{f' {found.policy}' if found.policy else ''}"
     return f"{text}, let in by {found.policy}" if found.policy else text
 
 
-def _sees(found: Explanation) -> str:
+def sees(app_sees: str) -> str:
+    """``app_sees`` in words."""
     return {
         "proxied": "the connection, proxied",
         "connect-ok-then-close": "connect ok, then close",
         "connect-ok-then-reset": "connect ok, then reset",
-    }[found.app_sees]
+    }[app_sees]
 
 
 def _what_if(found: Explanation) -> list[str]:
