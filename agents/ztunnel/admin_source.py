@@ -123,10 +123,15 @@ class ProxySource:
             network=self._member.mesh.network,
             certificates={c.identity: c.state.lower() for c in self.certificates()},
             live=self._live(),
+            served=self._served_uids(),
         )
         return explain_question.answer(
             mesh, src, dst, rng=random.Random(), node=self._config.node or "", policies=policies
         )
+
+    def _served_uids(self) -> frozenset[str]:
+        found = (s.mesh.workload() for s in self._worker.served() if s.mesh is not None)
+        return frozenset(workload.uid for workload in found if workload is not None)
 
     # -- identities ------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ could have been is listed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final, NamedTuple
@@ -64,6 +64,8 @@ class Mesh:
     certificates: Mapping[str, str] | None = None
     """State by SPIFFE id, as ``/v1/certificates`` has it; None: not known, so not asked."""
     live: Iterable[LiveInbound] = ()
+    served: Collection[str] | None = None
+    """Uids of the workloads whose connections come to this proxy; None: not known."""
 
 
 def explain(
@@ -165,9 +167,14 @@ def _closed(rule: str, steps: tuple[Step, ...], error: str, hint: str | None) ->
 _QUESTIONS: Final = {row.id: row.question for row in ROWS}
 
 
+def _is_served(mesh: Mesh, source: Workload) -> bool:
+    """Whether its connections come to this proxy, as far as that is known."""
+    return mesh.served is None or source.uid in mesh.served
+
+
 def _no_certificate(mesh: Mesh, question: Question) -> Step | None:
     """Why there is no certificate to connect with; None: there is one, or nobody knows."""
-    if mesh.certificates is None:
+    if mesh.certificates is None or not _is_served(mesh, question.source):
         return None
     identity = question.source.identity
     state = mesh.certificates.get(identity, "unknown")
@@ -241,6 +248,13 @@ def _explanation(
     route, source = found.route, question.source
     each, left_out = outcomes
     hint = found.hint
+    if not _is_served(mesh, source):
+        # the rows are what would be, were it enrolled
+        name = f"{source.namespace}/{source.name}"
+        hint = (
+            f"enroll {name} first: this proxy does not serve it, so none of its connections "
+            f"come here; see: nodenet capture explain {name} DST:PORT"
+        )
     differing = sum(1 for outcome in each if outcome.result != found.result)
     if differing and hint is None:
         hint = f"{differing} of {len(each)} endpoints would answer otherwise: see outcomes"

@@ -1,9 +1,9 @@
 """From what a person types, ``shop/cart shop/db:5432``, to a question for `explain`.
 
 SRC is ``NS/NAME``, ``NAME`` (a unique prefix is enough), ``uid:U`` or an address of a workload; DST
-an ENDPOINT whose name may be a service's hostname, ``svc.ns``, ``NS/SERVICE`` or ``NS/POD``. Names
-are looked for among all workloads, which takes a third of a second for 100,000 of them: a uid or an
-address is found at once.
+an ENDPOINT whose name may be a service's hostname, ``svc.ns``, ``NS/SERVICE``, ``NS/POD`` or
+``POD``. Names are looked for among all workloads, which takes a third of a second for 100,000 of
+them: a uid or an address is found at once.
 """
 
 from __future__ import annotations
@@ -94,7 +94,10 @@ def find_destination(mesh: Mesh, text: str, source: Workload) -> Endpoint:
         if ip is None:
             raise NotFound(f"{service.key} has no address in network {source.network!r}")
         return Endpoint(ip, wanted.port)
-    workloads = _workloads_named(state, name) if "/" in name else []
+    workloads = _workloads_named(state, name)
+    if "/" not in name:
+        # a name alone is meant in the own namespace first, as a service's is
+        workloads = [w for w in workloads if w.namespace == source.namespace] or workloads
     if not workloads:
         raise NotFound(
             f"{name}: no such service or pod among {len(state.workloads)} workloads, "

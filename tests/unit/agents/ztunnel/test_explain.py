@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from random import Random
 
 import msgspec
@@ -358,3 +359,15 @@ def test_json_has_every_key_and_comes_back() -> None:
     value = json.loads(text)
     assert set(value) == set(Explanation.__struct_fields__)
     assert all(set(step) == set(Step.__struct_fields__) for step in value["steps"])
+
+
+def test_a_pod_that_the_proxy_does_not_serve() -> None:
+    of = mesh()
+    for served, told in ((None, False), (frozenset({"c//Pod/shop/cart"}), False), (frozenset(), True)):
+        found = answer(replace(of, served=served), "10.1.0.2:80")
+        assert found.result == "mtls"
+        assert (found.hint is not None and "does not serve it" in found.hint) is told
+    unserved = replace(of, served=frozenset(), certificates={})
+    assert answer(unserved, "10.1.0.2:80").result == "mtls"
+    known = replace(unserved, served=frozenset({"c//Pod/shop/cart"}))
+    assert answer(known, "10.1.0.2:80").rule == "ID"

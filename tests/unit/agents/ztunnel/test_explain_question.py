@@ -55,6 +55,8 @@ def test_a_whole_name_comes_before_its_prefixes() -> None:
         ("shop/db-1:80", "10.1.0.3:80"),
         ("shop/web:80", "10.1.0.9:80"),
         ("shop/nat:80", "10.1.0.8:80"),
+        ("nat:80", "10.1.0.8:80"),
+        ("db-1:80", "10.1.0.3:80"),
     ],
 )
 def test_destination(dst: str, address: str) -> None:
