@@ -200,10 +200,11 @@ class Server:
         )
 
     def _tick(self) -> None:
+        # first: a fault below must not be the end of every deadline
+        self._ticker = self.loop.call_later(TICK_SECONDS, self._tick)
         now = self.loop.time()
         self.core.tick(now)
         self.frontends.tick(now)
-        self._ticker = self.loop.call_later(TICK_SECONDS, self._tick)
 
     # -- ending ---------------------------------------------------------------------------------
 

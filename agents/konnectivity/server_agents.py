@@ -99,6 +99,9 @@ class AgentStream(CallHandler):
         except Refused as error:
             logger.info("Client authentication failed: %s: %s", self._address, error.message)
             self._refuse(error)
+        except Exception:  # a fault of ours at one agent must not end the server
+            logger.exception("token review of %s", self._address)
+            self._refuse(Refused("Failed to validate authentication token, err:internal error"))
         else:
             self._accept()
             self.call.resume()

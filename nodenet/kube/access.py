@@ -46,13 +46,20 @@ class Access:
     token: str | None = None
     path: str = ""
     """Before every path of the API."""
+    kubeconfig: Path | None = None
+    """The file all this was read from; it is read again when it changes (`current`)."""
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def files(self) -> list[Path]:
         """What may change under us."""
-        return [p for p in (self.ca_file, self.cert_file, self.key_file, self.token_file) if p]
+        own = (self.kubeconfig, self.ca_file, self.cert_file, self.key_file, self.token_file)
+        return [p for p in own if p]
+
+    def current(self) -> Access:
+        """The same as its kubeconfig says it now; blocking. NoAccess."""
+        return self if self.kubeconfig is None else from_kubeconfig(self.kubeconfig)
 
     def bearer(self) -> str | None:
         """The token as it is now; blocking. NoAccess."""
@@ -164,8 +171,9 @@ def _read_context(path: Path, config: dict[str, Any]) -> Access:
         key_file=file(user, "client-key"),
         key_data=data(user, "client-key-data"),
         token_file=file(user, "tokenFile"),
-        token=user.get("token") or None,
+        token=str(user["token"]).strip() if user.get("token") else None,
         path=url.path.rstrip("/"),
+        kubeconfig=path,
     )
 
 

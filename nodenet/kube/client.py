@@ -78,7 +78,8 @@ class ApiClient:
                     status, raw = await self._exchange(method, path, body, query)
             except TimeoutError:
                 raise ApiUnreachable(f"{what}: no answer within {REQUEST_SECONDS:g} s") from None
-            except (OSError, h11.RemoteProtocolError, NoAccess) as error:
+            except (OSError, h11.ProtocolError, ValueError, NoAccess) as error:
+                # ValueError: what was configured cannot be a header, a host or a port
                 raise ApiUnreachable(f"{what}: {_reason(error)}") from error
         return _answer(what, status, raw)
 
@@ -90,13 +91,13 @@ class ApiClient:
         fresh = await self._refresh()
         while True:
             kept = self._idle.pop() if self._idle else None
-            if kept is not None and kept.context is not fresh:
+            if kept is not None and (kept.context is not fresh or kept.access != self.access):
                 await kept.close()
                 continue
             line = kept or await self._connect()
             try:
                 answer = await line.exchange(method, target, self._headers(raw), raw)
-            except (_Stale, OSError, h11.RemoteProtocolError):
+            except (OSError, h11.RemoteProtocolError):
                 await line.close()
                 # the server closes kept connections when it likes: that is no failure
                 if kept is None or line.answered:
@@ -115,6 +116,8 @@ class ApiClient:
         """The TLS and the token, from the files as they are now."""
         stamp = await asyncio.to_thread(_stamp, self.access)
         if stamp != self._stamp or not self._stamp:
+            if self._stamp:
+                self.access = await asyncio.to_thread(self.access.current)
             self._context = await asyncio.to_thread(self.access.context)
             self._token = await asyncio.to_thread(self.access.bearer)
             self._stamp = stamp
@@ -128,7 +131,7 @@ class ApiClient:
             ssl=self._context,
             server_hostname=(access.server_name or access.host) if access.secure else None,
         )
-        return _Line(reader, writer, self._context)
+        return _Line(reader, writer, access, self._context)
 
     def _headers(self, raw: bytes) -> list[tuple[str, str]]:
         headers = [
@@ -144,8 +147,11 @@ class ApiClient:
         return headers
 
 
-class _Stale(Exception):
-    """A kept connection was closed by the server before it answered."""
+class _Stale(OSError):
+    """The server closed the connection before it answered."""
+
+    def __init__(self) -> None:
+        super().__init__("the connection was closed without an answer")
 
 
 class _Line:
@@ -155,8 +161,10 @@ class _Line:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        access: Access,
         context: ssl.SSLContext | None,
     ) -> None:
+        self.access = access
         self.context = context
         self.reusable = False
         self.answered = False

@@ -65,7 +65,7 @@ def test_files_are_beside_the_kubeconfig_and_data_is_decoded(tmp_path: Path) -> 
     )
     assert found.token_file == tmp_path / "tok" and found.ca_file == tmp_path / "ca.crt"
     assert found.cert_data == found.key_data == b"PEM"
-    assert found.files() == [tmp_path / "ca.crt", tmp_path / "tok"]
+    assert found.files() == [tmp_path / "kubeconfig", tmp_path / "ca.crt", tmp_path / "tok"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nodenet.kube import client as module
-from nodenet.kube.access import Access
+from nodenet.kube.access import Access, from_kubeconfig
 from nodenet.kube.client import ApiClient
 from nodenet.kube.errors import ApiRefused, ApiUnreachable
 from tests.interop import certificates
@@ -70,6 +70,75 @@ def test_nobody_there() -> None:
         async with ApiClient(access) as client:
             with pytest.raises(ApiUnreachable, match="kubernetes API 127.0.0.1:.*: GET "):
                 await client.request("GET", LEASES)
+
+    run(test())
+
+
+def test_an_api_that_closes_without_an_answer() -> None:
+    """A load balancer without a server behind it does so."""
+
+    async def test() -> None:
+        server = await asyncio.start_server(lambda _r, w: w.close(), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, ApiClient(Access(host="127.0.0.1", port=port, secure=False)) as client:
+            with pytest.raises(ApiUnreachable, match="closed without an answer"):
+                await client.request("GET", LEASES)
+
+    run(test())
+
+
+@pytest.mark.parametrize("path", ["/a b", "/a\nb", "/ü"])
+def test_what_cannot_be_asked_is_an_error_of_the_api(path: str) -> None:
+    async def test() -> None:
+        async with fake_api() as api, ApiClient(api.access) as client:
+            with pytest.raises(ApiUnreachable, match="kubernetes API"):
+                await client.request("GET", path)
+            assert not api.asked
+
+    run(test())
+
+
+@pytest.mark.parametrize("token", ["two\nlines", "ü"])
+def test_a_token_that_is_no_header(token: str) -> None:
+    async def test() -> None:
+        async with fake_api() as api:
+            access = Access(host=api.access.host, port=api.access.port, secure=False, token=token)
+            async with ApiClient(access) as client:
+                with pytest.raises(ApiUnreachable, match="kubernetes API") as caught:
+                    await client.request("GET", LEASES)
+                assert token not in caught.value.message
+
+    run(test())
+
+
+def test_a_rotated_kubeconfig_is_read_again(tmp_path: Path) -> None:
+    """With credentials in the file itself, as kubeadm writes them."""
+    path = tmp_path / "kubeconfig"
+
+    def write(port: int, token: str) -> None:
+        fresh = tmp_path / "fresh"
+        fresh.write_text(
+            "current-context: c\n"
+            "contexts: [{name: c, context: {cluster: k, user: u}}]\n"
+            f"clusters: [{{name: k, cluster: {{server: 'http://127.0.0.1:{port}'}}}}]\n"
+            f"users: [{{name: u, user: {{token: '{token}'}}}}]\n"
+        )
+        fresh.rename(path)
+
+    async def test() -> None:
+        async with fake_api() as one, fake_api() as two:
+            write(one.access.port, "first")
+            async with ApiClient(from_kubeconfig(path)) as client:
+                await client.request("GET", LEASES)
+                write(one.access.port, "second")
+                await client.request("GET", LEASES)
+                path.write_text("half of it: [")
+                with pytest.raises(ApiUnreachable, match=f"kubeconfig {path}"):
+                    await client.request("GET", LEASES)
+                write(two.access.port, "third")
+                await client.request("GET", LEASES)
+            assert [h["authorization"] for h in one.headers] == ["Bearer first", "Bearer second"]
+            assert [h["authorization"] for h in two.headers] == ["Bearer third"]
 
     run(test())
 

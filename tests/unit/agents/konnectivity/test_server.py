@@ -237,3 +237,27 @@ async def _dialled(agent: Wire, connect_id: int) -> None:
     while not isinstance(asked := await agent.next(), DialRequest):
         pass
     agent.send(DialResponse("", connect_id, asked.random))
+
+
+def test_a_fault_in_one_tick_is_not_the_end_of_all_deadlines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks: list[float] = []
+
+    def tick(_self: object, now: float) -> None:
+        ticks.append(now)
+        if len(ticks) == 2:
+            raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr("nodenet.agents.konnectivity.server.ServerCore.tick", tick)
+    monkeypatch.setattr("nodenet.agents.konnectivity.server.TICK_SECONDS", 0.01)
+
+    async def test() -> None:
+        told: list[str] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: told.append(str(context["exception"])))
+        async with serving(tmp_path):
+            await until(lambda: len(ticks) > 4, "it goes on")
+        assert told == ["a fault of ours"]
+
+    run(test())

@@ -290,6 +290,30 @@ def test_a_review_that_takes_too_long_is_a_refusal(
     run(test())
 
 
+def test_a_fault_in_a_review_ends_nobody_else(tmp_path: Path) -> None:
+    class Broken:
+        async def check(self, metadata: Sequence[tuple[str, str]]) -> None:
+            if ("authorization", "Bearer good") not in metadata:
+                raise RuntimeError("a fault of ours")
+
+    async def test() -> None:
+        async with (
+            serving(tmp_path, authenticator=Broken()) as server,
+            fake_agent(server, token="good") as agent,
+            connected(server.agent_port) as protocol,
+        ):
+            wire = Wire()
+            wire.open(protocol, AGENT_METHOD, (("agentid", "a"),))
+            assert "internal error" in (await wire.status).text
+            assert "RuntimeError" not in (await wire.status).text
+            async with connect_socket(tmp_path / "f") as client:
+                await client.ask()
+                await agent.accept_dial()
+                await client.established()
+
+    run(test())
+
+
 def test_an_agent_that_leaves_during_the_review_is_forgotten(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path, authenticator=Door()) as server:
