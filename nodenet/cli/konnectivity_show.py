@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: For a list of a hundred thousand tunnels.
 ANSWER_SECONDS = 30.0
+#: For a daemon of this host to take a connection.
+PROBE_SECONDS = 1.0
 SERVER_SOCKET = "konnectivity.sock"
 AGENT_SOCKET = "konnectivity-agent.sock"
 
@@ -152,6 +154,8 @@ def show(
     """
     if why is not None and connections:
         raise UsageError("--why and --connections exclude each other")
+    if why == "":
+        raise UsageError("--why is empty", hint="--why HOST, or --why HOST:PORT")
     daemon = _Daemon(g, role, admin)
     if why is not None:
         return _show_why(g, daemon, why)
@@ -204,7 +208,7 @@ class _Daemon:
             "server": g.instance.run / SERVER_SOCKET,
             "agent": g.instance.run / AGENT_SOCKET,
         }
-        there = [name for name, path in sockets.items() if path.exists()]
+        there = [name for name, path in sockets.items() if _answered(path)]
         self.role = role or (there[0] if there else "server")
         self.where = sockets[self.role]
 
@@ -236,6 +240,21 @@ class _Daemon:
                 f"not permitted: connect {self.where}: permission denied",
                 hint="run with sudo, or as a member of the group nodenet",
             ) from error
+
+
+def _answered(path: Path) -> bool:
+    """Whether somebody is behind a socket: a daemon that was killed leaves its file."""
+    import socket
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(PROBE_SECONDS)
+        try:
+            sock.connect(str(path))
+        except (PermissionError, TimeoutError, BlockingIOError):
+            return True  # somebody who is not for us, or busy
+        except OSError:
+            return False
+    return True
 
 
 def _server_report(daemon: _Daemon) -> ServerReport:

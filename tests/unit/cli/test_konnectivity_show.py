@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from nodenet.agents.konnectivity.agent import serve
+from nodenet.agents.konnectivity.process import StopSignals
 from nodenet.agents.konnectivity.server_config import Mode
 from nodenet.agents.konnectivity.views import ServerRow
 from nodenet.cli.konnectivity_show import AgentReport, _agent_text, _why_fewer
@@ -16,11 +20,19 @@ from nodenet.cli.main import main
 from nodenet.cli.style import Style
 from nodenet.konnectivity.packets import DialRequest
 from nodenet.konnectivity.strategies import Strategy
-from tests.unit.agents.konnectivity.agent_scene import run
+from tests.interop import certificates
+from tests.interop.certificates import Certificates
+from tests.interop.peers import free_ports
+from tests.unit.agents.konnectivity.agent_scene import config_for, run, until
 from tests.unit.agents.konnectivity.server_wire import fake_agent, proxy_stream
 from tests.unit.agents.konnectivity.test_server_admin import asked
 
 Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return certificates.make(tmp_path_factory.mktemp("certs"))
 
 
 def shown(capsys: Capture, folder: Path, *arguments: str) -> Callable[[], tuple[int, str, str]]:
@@ -101,9 +113,50 @@ def test_nobody_there(capsys: Capture, tmp_path: Path) -> None:
     )
 
 
+def left_behind(path: Path) -> None:
+    """The file of a daemon that was killed."""
+    path.parent.mkdir(exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(path))
+
+
+def test_a_killed_server_does_not_hide_the_agent(
+    capsys: Capture, tmp_path: Path, certs: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodenet.paths.RUN", tmp_path)
+    folder = tmp_path / "nodenet-killed"
+    left_behind(folder / "konnectivity.sock")
+
+    def call(*words: str) -> tuple[int, str, str]:
+        status = main(["--id", "killed", "konnectivity", "show", *words])
+        return status, *capsys.readouterr()
+
+    status, _, err = call()
+    assert status == 4 and "konnectivity.sock: connection refused" in err
+
+    async def test() -> None:
+        health, admin = free_ports(2)
+        flags = (f"--health-server-port={health}", f"--admin-server-port={admin}")
+        config = config_for(certs, 1, "--agent-id=a1", *flags)
+        stop, ready = StopSignals(), io.StringIO()
+        path = folder / "konnectivity-agent.sock"
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(serve(config, stop, path, environ={}, ready=ready))
+            await until(lambda: bool(ready.getvalue()), "the agent serves")
+            status, out, err = await asyncio.to_thread(call)
+            assert status == 1 and out.startswith("connected to 0 of 1 servers"), err
+            status, _, _ = await asyncio.to_thread(call, "--role", "server")
+            assert status == 4, "whoever asks for the server gets no agent"
+            stop.request()
+            stop.request()
+
+    run(test())
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
+        ("--why", ""),
         ("--why", "x", "--connections"),
         ("--role", "agent", "--why", "x"),
         ("--admin", "host:port"),
