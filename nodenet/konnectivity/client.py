@@ -154,9 +154,11 @@ async def dial(
     """A tunnel to ``address`` (host:port; the agent resolves the name) through a server.
 
     ``timeout`` in seconds is for everything until the tunnel is there. Raises ProxyUnreachable,
-    DialFailed (the address, or no agent), TimeoutError is a ProxyUnreachable or DialFailed too.
+    DialFailed (the address, or no agent), TimeoutError is a ProxyUnreachable or DialFailed too;
+    UsageError for what is no server or no address.
     """
     where = parse_server(server, tls) if isinstance(server, str) else server
+    check_address(address)
     if mode == "http-connect":
         from nodenet.konnectivity.client_connect import connect
 
@@ -166,7 +168,32 @@ async def dial(
     deadline = asyncio.get_running_loop().time() + timeout
     proxy = await Proxy.connect(where, timeout=timeout)
     left = deadline - asyncio.get_running_loop().time()
-    return await proxy.dial(address, timeout=max(left, 0.01), own=True)
+    try:
+        return await proxy.dial(address, timeout=max(left, 0.01), own=True)
+    except ProxyUnreachable as error:
+        # it took the connection, so something is there: the other mode, or a wrong certificate
+        hint = wrong_door("grpc", where)
+        raise ProxyUnreachable(str(where), error.reason, hint=hint) from error
+
+
+def check_address(address: str) -> None:
+    """UsageError for what is not host and port, and so could become more than a target."""
+    host, colon, port = address.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    if not (colon and bare and port.isascii() and port.isdigit() and int(port) < 65_536):
+        raise UsageError(f"address {address!r}: not host and port", hint="e.g. 10.0.0.5:10250")
+    if not address.isascii() or not address.isprintable() or " " in address or len(host) > 255:
+        raise UsageError(
+            f"address {address!r}: no host has this name", hint="names as DNS has them"
+        )
+
+
+def wrong_door(mode: Mode, server: Server) -> str:
+    """What to look at when a server took the connection and did not answer."""
+    text = f"is its --mode {mode}?"
+    if server.path is not None:
+        return text
+    return f"{text} does its --server-ca-cert know this client's certificate?"
 
 
 def explain(error: BaseException) -> str:

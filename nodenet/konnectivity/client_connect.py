@@ -7,7 +7,14 @@ import contextlib
 from types import TracebackType
 from typing import Final, Self
 
-from nodenet.konnectivity.client import DialFailed, ProxyUnreachable, Server, TunnelLost, explain
+from nodenet.konnectivity.client import (
+    DialFailed,
+    ProxyUnreachable,
+    Server,
+    TunnelLost,
+    explain,
+    wrong_door,
+)
 
 #: Of an answer's header block, as kube-apiserver reads it, and of an error's text.
 MAX_HEAD_BYTES: Final = 64 * 1024
@@ -83,7 +90,8 @@ async def connect(server: Server, address: str, *, timeout: float) -> ConnectStr
         if isinstance(error, TimeoutError) and writer is not None:
             raise DialFailed(address, f"no answer within {timeout:g} s") from error
         if isinstance(error, OSError | ValueError):
-            raise ProxyUnreachable(str(server), explain(error)) from error
+            hint = None if writer is None else wrong_door("http-connect", server)
+            raise ProxyUnreachable(str(server), explain(error), hint=hint) from error
         raise
 
 
@@ -103,13 +111,16 @@ async def _answer(reader: asyncio.StreamReader, server: Server, address: str) ->
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
-        raise ProxyUnreachable(str(server), "an answer without end") from None
+        hint = wrong_door("http-connect", server)
+        raise ProxyUnreachable(str(server), "an answer without end", hint=hint) from None
     except asyncio.IncompleteReadError as error:
         text = "closed the connection without an answer" if not error.partial else "is no HTTP"
-        raise ProxyUnreachable(str(server), text) from None
+        hint = wrong_door("http-connect", server)
+        raise ProxyUnreachable(str(server), text, hint=hint) from None
     words = head.split(b"\r\n", 1)[0].split(b" ", 2)
     if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
-        raise ProxyUnreachable(str(server), "is no HTTP", hint="is its --mode grpc?")
+        hint = wrong_door("http-connect", server)
+        raise ProxyUnreachable(str(server), "is no HTTP", hint=hint)
     if words[1] == b"200":
         return
     body = b""

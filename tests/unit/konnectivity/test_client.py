@@ -511,6 +511,64 @@ def test_what_is_no_connect_server(folder: Path, answer: bytes, reason: str) -> 
     with pytest.raises(ProxyUnreachable) as caught:
         run(work())
     assert caught.value.reason == reason
+    assert caught.value.hint == "is its --mode http-connect?"
+
+
+def test_a_grpc_dial_at_a_server_of_the_other_mode(folder: Path) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1000)
+        writer.write(b"HTTP/1.1 405 Method Not Allowed\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+    async def work() -> None:
+        async with await asyncio.start_unix_server(serve, folder / "s"):
+            await dial(f"unix:{folder}/s", ADDRESS, timeout=5)
+
+    with pytest.raises(ProxyUnreachable, match="konnectivity server unix:") as caught:
+        run(work())
+    assert caught.value.hint == "is its --mode grpc?"
+
+
+@pytest.mark.parametrize("mode", ["grpc", "http-connect"])
+def test_a_file_of_no_use_is_named(certs: Certificates, mode: Mode) -> None:
+    async def work() -> None:
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        where = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server:
+            for files, text in (
+                (TlsFiles(ca=Path("/nope")), "cannot use /nope: no such file or directory"),
+                (
+                    TlsFiles(ca=certs.ca, cert=certs.client.cert, key=certs.server.key),
+                    f"cannot use {certs.server.key}: it is not the key of {certs.client.cert}",
+                ),
+            ):
+                with pytest.raises(ProxyUnreachable) as caught:
+                    await dial(where, ADDRESS, mode=mode, tls=files)
+                assert caught.value.message == f"konnectivity server {where}: {text}"
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "a",
+        ":80",
+        "a:",
+        "a:http",
+        "a:65536",
+        "a b:80",
+        "a\r\nX: y:80",
+        "ü:80",
+        f"{'a' * 256}:80",
+    ],
+)
+@pytest.mark.parametrize("mode", ["grpc", "http-connect"])
+def test_what_is_no_address_is_not_sent(folder: Path, mode: Mode, address: str) -> None:
+    with pytest.raises(UsageError, match="^address "):
+        run(dial(f"unix:{folder}/s", address, mode=mode))
 
 
 def test_a_connect_server_that_says_nothing(folder: Path) -> None:
