@@ -218,6 +218,8 @@ class World:
             f"--cluster-key={files.server.key}",
             f"--server-id={server_id or name}",
         ]
+        if maker == "ours":
+            command.append(f"--admin-socket={self.folder}/d{self._made}")
         if transport == "uds":
             path = self.folder / f"s{self._made}"
             target = Server(path=path)
