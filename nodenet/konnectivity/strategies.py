@@ -105,22 +105,22 @@ class Storage(Generic[B]):
         """Every backend that could carry a dial to ``host``, in no particular order of keys."""
         if self.strategy is Strategy.DEST_HOST:
             return list(self._by_key.get(normal_host(host), ()))
-        return [found[0] for found in self._by_key.values()]
+        return [_first(found) for found in self._by_key.values()]
 
     def pick(self, address: str, rng: random.Random) -> B | None:
         """The backend for a dial to ``host:port``."""
         if self.strategy is Strategy.DEST_HOST:
-            found = self._by_key.get(normal_host(host_of(address)))
-            return _first(found) if found else None
+            named = self._by_key.get(normal_host(host_of(address)))
+            return _first(named) if named else None
         keys = self._keys
         if not keys:
             return None
         start = int(rng.random() * len(keys))
-        first = self._by_key[keys[start]][0]
-        if not first.draining:
-            return first
-        firsts = (self._by_key[key][0] for key in _around(keys, start))
-        return _first(firsts)
+        # an agent that is replaced has its id twice for a while: draining, and anew
+        found = _first(self._by_key[keys[start]])
+        if not found.draining:
+            return found
+        return _first(_first(self._by_key[key]) for key in _around(keys, start))
 
 
 def _around(keys: list[str], start: int) -> Iterator[str]:
@@ -128,13 +128,14 @@ def _around(keys: list[str], start: int) -> Iterator[str]:
         yield keys[start + at - len(keys)]
 
 
-def _first(backends: Iterable[B]) -> B | None:
-    """The first that is not draining, else the first."""
+def _first(backends: Iterable[B]) -> B:
+    """The first that is not draining, else the first; there is one."""
     draining: B | None = None
     for backend in backends:
         if not backend.draining:
             return backend
         draining = draining or backend
+    assert draining is not None
     return draining
 
 

@@ -68,6 +68,19 @@ def test_draining_agents_are_passed_over_while_there_are_others() -> None:
     assert made.pick("x:1", random.Random(1)) is draining
 
 
+@pytest.mark.parametrize("strategy", [DEFAULT, ROUTE])
+def test_an_agent_that_is_replaced_under_its_id_gets_no_dials_at_its_old_stream(
+    strategy: Strategy,
+) -> None:
+    """As a DaemonSet does it with a node's name as the id: the old pod drains, the new one is up."""
+    route = Identifiers(default_route=True)
+    old, new = Agent("node1", route, draining=True), Agent("node1", route)
+    made = backends(old, new, by=(strategy,))
+    assert all(made.pick("x:1", random.Random(n)) is new for n in range(20))
+    (step,) = made.explain("x:1")
+    assert step.candidates == (new,)
+
+
 def test_dest_host_takes_the_identifier_that_is_the_host() -> None:
     one = Agent("a", Identifiers(ipv4=("10.0.0.1",), host=("Node1",), ipv6=("FD00::1",)))
     two = Agent("b", Identifiers(ipv4=("10.0.0.2",)))
