@@ -68,3 +68,64 @@ def test_the_server_may_do_what_it_does() -> None:
     assert {"get", "list", "create", "update", "delete"} <= set(rule["verbs"])
     (rule,) = roles["system:konnectivity-agent"]["rules"]
     assert "list" in rule["verbs"] and "delete" not in rule["verbs"]
+
+
+@pytest.mark.parametrize("name", ["server.yaml", "agent.yaml"])
+def test_ports_and_files_are_there(name: str) -> None:
+    """Ports are those of the flags; every path of a flag is mounted, every mount is a volume."""
+    given = flags(name)
+    spec, found = container(name)
+    declared = {port["name"]: port for port in found["ports"]}
+    health = "health-port" if name == "server.yaml" else "health-server-port"
+    assert declared["health"]["containerPort"] == given.number(health)
+    if name == "server.yaml":
+        assert declared["agents"]["containerPort"] == given.number("agent-port")
+        assert spec["hostNetwork"] is True
+        assert all(port["hostPort"] == port["containerPort"] for port in found["ports"])
+    mounted = {mount["name"]: Path(mount["mountPath"]) for mount in found["volumeMounts"]}
+    assert mounted.keys() == {volume["name"] for volume in spec["volumes"]}
+    service_account = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+    known = [*mounted.values(), service_account]
+    for word in found["args"]:
+        path = Path(word.partition("=")[2])
+        if path.is_absolute():
+            assert any(path.is_relative_to(place) for place in known), word
+    for volume in spec["volumes"]:
+        if "hostPath" in volume:
+            assert mounted[volume["name"]] == Path(volume["hostPath"]["path"])
+
+
+def test_roles_are_bound_to_whom_they_are_for() -> None:
+    """Every binding names a role that is there, or Kubernetes' own, and the right subject."""
+    made = documents("rbac.yaml")
+    roles = {(d["kind"], d["metadata"]["name"]) for d in made if "rules" in d}
+    subjects = {}
+    for binding in (d for d in made if d["kind"].endswith("Binding")):
+        role = binding["roleRef"]["kind"], binding["roleRef"]["name"]
+        assert role in roles | {("ClusterRole", "system:auth-delegator")}
+        (subject,) = binding["subjects"]
+        subjects[role] = subject["kind"], subject["name"]
+        if role[0] == "Role":
+            assert binding["metadata"]["namespace"] == flags("server.yaml").text("lease-namespace")
+    assert subjects == {
+        ("ClusterRole", "system:auth-delegator"): ("User", "system:konnectivity-server"),
+        ("Role", "system:konnectivity-server"): ("User", "system:konnectivity-server"),
+        ("Role", "system:konnectivity-agent"): ("ServiceAccount", "konnectivity-agent"),
+    }
+    text = (FOLDER / "server.yaml").read_text()
+    assert "--client-name=system:konnectivity-server" in text
+
+
+def test_the_egress_selection_is_what_kube_apiserver_takes() -> None:
+    """Strictly decoded there: no other key, GRPC over a Unix socket, the server in that mode."""
+    (selector,) = documents("egress-selector.yaml")
+    assert selector["apiVersion"] == "apiserver.k8s.io/v1beta1"
+    assert selector["kind"] == "EgressSelectorConfiguration"
+    assert selector.keys() == {"apiVersion", "kind", "egressSelections"}
+    (selection,) = selector["egressSelections"]
+    assert selection.keys() == {"name", "connection"} and selection["name"] == "cluster"
+    connection = selection["connection"]
+    assert connection.keys() == {"proxyProtocol", "transport"}
+    assert connection["proxyProtocol"] == "GRPC" and flags("server.yaml").text("mode") == "grpc"
+    assert connection["transport"].keys() == {"uds"}
+    assert connection["transport"]["uds"].keys() == {"udsName"}

@@ -72,7 +72,7 @@ def test_draining_agents_are_passed_over_while_there_are_others() -> None:
 def test_an_agent_that_is_replaced_under_its_id_gets_no_dials_at_its_old_stream(
     strategy: Strategy,
 ) -> None:
-    """As a DaemonSet does it with a node's name as the id: the old pod drains, the new one is up."""
+    """A DaemonSet whose ids are the nodes' names: the old pod drains, the new one is up."""
     route = Identifiers(default_route=True)
     old, new = Agent("node1", route, draining=True), Agent("node1", route)
     made = backends(old, new, by=(strategy,))
