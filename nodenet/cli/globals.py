@@ -79,6 +79,14 @@ class Globals:
         return choose_instance(self.id, dict(self.environ))
 
     @property
+    def own_instance(self) -> Instance:
+        """Of daemons without kernel objects: ``--id``, NODENET_ID, else always the host's.
+
+        Where such a daemon answers must not depend on whether there is a lab at the moment.
+        """
+        return Instance(self.id or self.environ.get("NODENET_ID") or None)
+
+    @property
     def style(self) -> style.Style:
         """How text is to be rendered on the stdout of now."""
         return style.of_stdout(

@@ -35,4 +35,4 @@ def agent(g: Globals, arguments: tuple[str, ...]) -> int:
         logging.basicConfig(level=logging.INFO, format=form)
     from nodenet.agents.konnectivity import agent as process
 
-    return process.run(config, g.instance, environ=g.environ)
+    return process.run(config, g.own_instance, environ=g.environ)

@@ -36,4 +36,4 @@ def server(g: Globals, arguments: tuple[str, ...]) -> int:
         logging.basicConfig(level=logging.INFO, format=form)
     from nodenet.agents.konnectivity import server_process
 
-    return server_process.run(config, g.instance)
+    return server_process.run(config, g.own_instance)

@@ -40,10 +40,13 @@ AGENT_SOCKET = "konnectivity-agent.sock"
 class NoKonnectivity(NotFound):
     """Nobody answers where a daemon would."""
 
-    def __init__(self, where: object, reason: str) -> None:
+    def __init__(self, where: object, reason: str, role: str | None = None) -> None:
+        what, port = ("agent", 8094) if role == "agent" else ("server", 8095)
+        left = isinstance(where, Path) and reason == "connection refused"
         super().__init__(
-            f"no konnectivity here: connect {where}: {reason}",
-            hint="start it: nodenet konnectivity server, or name one: --admin 127.0.0.1:8095",
+            f"no konnectivity {role or 'here'}: connect {where}: {reason}"
+            f"{' (left by one that was killed)' if left else ''}",
+            hint=f"start it: nodenet konnectivity {what}, or name one: --admin 127.0.0.1:{port}",
         )
 
 
@@ -200,13 +203,14 @@ class _Daemon:
 
     def __init__(self, g: Globals, role: str | None, admin: str | None) -> None:
         self.where: TcpAddress | Path
+        self._wanted = role
         if admin is not None:
             self.where = _address(admin)
             self.role = role or self._role_there()
             return
         sockets = {
-            "server": g.instance.run / SERVER_SOCKET,
-            "agent": g.instance.run / AGENT_SOCKET,
+            "server": g.own_instance.run / SERVER_SOCKET,
+            "agent": g.own_instance.run / AGENT_SOCKET,
         }
         there = [name for name, path in sockets.items() if _answered(path)]
         self.role = role or (there[0] if there else "server")
@@ -234,7 +238,8 @@ class _Daemon:
         try:
             return fetch(self.where, target, answer_seconds=ANSWER_SECONDS)
         except NobodyThere as error:
-            raise NoKonnectivity(self.where, error.reason.removesuffix(" or directory")) from error
+            reason = error.reason.removesuffix(" or directory")
+            raise NoKonnectivity(self.where, reason, self._wanted) from error
         except PermissionError as error:
             raise NotPermitted(
                 f"not permitted: connect {self.where}: permission denied",

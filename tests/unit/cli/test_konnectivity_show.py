@@ -153,6 +153,21 @@ def test_a_killed_server_does_not_hide_the_agent(
     run(test())
 
 
+def test_a_lab_is_not_where_the_daemons_of_the_host_are(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Konnectivity needs no pins, so a host with a lab and a server has only the lab's."""
+    monkeypatch.delenv("NODENET_ID", raising=False)
+    monkeypatch.setattr("nodenet.paths.RUN", tmp_path / "run")
+    monkeypatch.setattr("nodenet.paths.BPFFS", tmp_path / "bpf")
+    (tmp_path / "bpf" / "nodenet-lab" / "maps").mkdir(parents=True)
+    assert main(["konnectivity", "show"]) == 4
+    assert f"connect {tmp_path}/run/nodenet/konnectivity.sock: " in capsys.readouterr().err
+    monkeypatch.setenv("NODENET_ID", "mine")
+    assert main(["konnectivity", "show"]) == 4
+    assert f"connect {tmp_path}/run/nodenet-mine/konnectivity.sock: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
