@@ -53,6 +53,19 @@ class NotSupported(NodenetError):
         self.needs = needs
 
 
+class NotThereYet(NodenetError):
+    """What was asked for is planned, and not in this version (exit 3).
+
+    ``what`` is the command or setting, the hint says what does its work today.
+    """
+
+    exit_code = 3
+
+    def __init__(self, what: str, instead: str) -> None:
+        super().__init__(f"{what}: not there yet in this version", hint=instead)
+        self.what = what
+
+
 class NotFound(NodenetError):
     """The named thing is not there: pod, connection, lab, socket, pin (exit 4)."""
 

@@ -13,6 +13,7 @@ from nodenet.agents.ztunnel.access_log import LogFormat
 from nodenet.agents.ztunnel.log_control import ACCESS, FilterError, LogFilter
 from nodenet.agents.ztunnel.pool import IDLE_SECONDS, MAX_STREAMS
 from nodenet.agents.ztunnel.variables import ConfigError
+from nodenet.errors import NotThereYet
 from nodenet.identity.store import DEFAULT_TTL_SECONDS
 from nodenet.identity.tls import Compliance, TlsOptions
 from nodenet.paths import Instance, choose_instance
@@ -100,6 +101,14 @@ class ZtunnelConfig:
         return self.log_filter.number(ACCESS)
 
 
+#: Variables of ztunnel's that are not understood yet and change what it does; what to do instead.
+PLANNED: Final = {
+    "XDS_ADDRESS": "give a mesh file: --mesh FILE",
+    "CA_ADDRESS": "use the embedded CA: --embedded-ca DIRECTORY",
+    "INPOD_UDS": "enrol pods by command: nodenet capture enroll",
+}
+
+
 def load(
     env: Mapping[str, str],
     *,
@@ -122,6 +131,10 @@ def load(
 
     Looks at nothing but which instances exist.
     """
+    for variable, instead in PLANNED.items():
+        # a proxy that starts without its control plane would pass everything on in plaintext
+        if env.get(variable):
+            raise NotThereYet(f"{variable}={env[variable]}", f"unset it, and {instead}")
     defaults = ZtunnelConfig()
     chosen = choose_instance(instance, dict(env))
     # of the instances of labs and tests there may be many on one host

@@ -111,7 +111,8 @@ def load(file: str | FilePath) -> StaticMesh:
         with open(file, "rb") as opened:
             data = opened.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise MeshFileMissing(str(file), error.strerror or str(error)) from error
+        reason = (error.strerror or str(error)).lower().removesuffix(" or directory")
+        raise MeshFileMissing(f"mesh file {file}", reason) from error
     except ValueError as error:  # a NUL in the name
         raise MeshFileMissing(repr(file), str(error)) from error
     return parse(data, file=str(file))

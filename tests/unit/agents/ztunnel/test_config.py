@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from nodenet.agents.ztunnel.config import ZtunnelConfig, load
+from nodenet.agents.ztunnel.config import PLANNED, ZtunnelConfig, load
 from nodenet.agents.ztunnel.log_control import LogFilter
 from nodenet.agents.ztunnel.variables import ConfigError
+from nodenet.errors import NotThereYet
 from nodenet.paths import Instance
 
 
@@ -86,3 +87,15 @@ def test_what_is_refused_names_option_value_and_reason(
 def test_the_environment_is_named_when_it_is_at_fault() -> None:
     with pytest.raises(ConfigError, match=r"^NODENET_LOG_LEVEL=loud: "):
         load({"NODENET_ID": "x", "NODENET_LOG_LEVEL": "loud"})
+
+
+@pytest.mark.parametrize("variable", PLANNED)
+def test_a_control_plane_is_not_passed_over_in_silence(variable: str) -> None:
+    with pytest.raises(NotThereYet) as raised:
+        load({"NODENET_ID": "x", variable: "https://istiod:15012"})
+    assert raised.value.line() == (
+        f"{variable}=https://istiod:15012: not there yet in this version; "
+        f"unset it, and {PLANNED[variable]}"
+    )
+    assert raised.value.exit_code == 3
+    assert load({"NODENET_ID": "x", variable: ""}).mesh_file is None

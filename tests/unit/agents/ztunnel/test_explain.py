@@ -363,7 +363,11 @@ def test_json_has_every_key_and_comes_back() -> None:
 
 def test_a_pod_that_the_proxy_does_not_serve() -> None:
     of = mesh()
-    for served, told in ((None, False), (frozenset({"c//Pod/shop/cart"}), False), (frozenset(), True)):
+    for served, told in (
+        (None, False),
+        (frozenset({"c//Pod/shop/cart"}), False),
+        (frozenset(), True),
+    ):
         found = answer(replace(of, served=served), "10.1.0.2:80")
         assert found.result == "mtls"
         assert (found.hint is not None and "does not serve it" in found.hint) is told
