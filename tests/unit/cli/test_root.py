@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
 from nodenet.cli.commands import ObjectGroup
-from nodenet.cli.root import OBJECTS, Object, root
+from nodenet.cli.root import OBJECTS, PLANNED, Object, root
 
 Cli = Any
 
@@ -76,3 +77,18 @@ def test_an_object_that_is_not_installed(cli: Cli, monkeypatch: pytest.MonkeyPat
     assert outcome.err == (
         "nodenet: no gone in this installation: nodenet.cli.gone; reinstall nodenet\n"
     )
+
+
+@pytest.mark.parametrize("command", PLANNED)
+def test_what_is_planned_says_so(cli: Cli, command: str) -> None:
+    outcome = cli(*command.split(), "--help")
+    assert outcome.status == 3
+    line = f"nodenet: {command}: not there yet in this version; {PLANNED[command]}\n"
+    assert (outcome.out, outcome.err) == ("", line)
+    assert cli("-j", *command.split()).json["kind"] == "NotThereYet"
+
+
+def test_the_readme_names_what_is_planned() -> None:
+    table = (Path(__file__).parents[3] / "README.md").read_text().split("## What works today")[1]
+    for command in PLANNED:
+        assert f"`nodenet {command}" in table
