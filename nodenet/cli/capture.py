@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from nodenet.cli import complete, numbers
 from nodenet.cli.commands import object_group
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from nodenet.capture.records import PodRecord
     from nodenet.capture.session import Capture
     from nodenet.capture.show import PodState
-    from nodenet.cli.style import Style
+    from nodenet.cli.capture_reports import UnenrolReport
     from nodenet.lab.state import PodPlace
 
 
@@ -174,6 +175,7 @@ def enroll(
 ) -> None:
     """Redirect the connections of these pods to the proxy."""
     from nodenet.capture.options import EnrolOptions, parse_cidrs, parse_excluded_ports
+    from nodenet.cli import capture_reports as view
 
     options = EnrolOptions(
         backend=backend,
@@ -197,8 +199,10 @@ def enroll(
 
         emit_report(
             g,
-            lambda: planned_writes([(f.name, f.netns_path) for f in found], options),
-            lambda report, _style: report["text"],
+            msgspec.convert(
+                planned_writes([(f.name, f.netns_path) for f in found], options), view.EnrolPlan
+            ),
+            lambda report, _style: report.text,
         )
         return
     done = []
@@ -215,19 +219,8 @@ def enroll(
                 options=options,
                 wait=wait,
             )
-            done.append(
-                {
-                    "pod": result.record.name,
-                    "outcome": result.outcome,
-                    "backend": result.record.backend,
-                    "ips": list(result.record.ips),
-                    "existing": result.existing,
-                    "existing_reset": result.existing_reset,
-                    "listeners": list(result.listeners),
-                    "duration_us": round(result.seconds * 1e6),
-                }
-            )
-    emit_report(g, {"ok": True, "pods": done}, _render_enrolled)
+            done.append(view.enrolled_pod(result))
+    emit_report(g, view.EnrolReport(ok=True, pods=tuple(done)), view.enrolled_text)
 
 
 def _node_id(known: PodRecord | None, place: PodPlace | None) -> int:
@@ -255,28 +248,6 @@ def _load(g: Globals, backend: str) -> Capture:
         return Capture.without_bpf(g.instance)
 
 
-def _render_enrolled(report: dict[str, Any], _style: Style) -> str:
-    lines = []
-    for pod in report["pods"]:
-        if pod["outcome"] == "unchanged":
-            lines.append(f"already enrolled, nothing changed: {pod['pod']}")
-            continue
-        verb = "enrolled" if pod["outcome"] == "enrolled" else "changed"
-        facts = f"{pod['backend']}, {len(pod['ips'])} addresses, {pod['duration_us'] / 1000:.1f} ms"
-        line = f"{verb} {pod['pod']} ({facts})"
-        if pod["existing_reset"]:
-            line += f"; {pod['existing_reset']} existing connections reset"
-        elif pod["existing"]:
-            line += (
-                f"; {pod['existing']} existing connections kept uncaptured: "
-                f"nodenet conn list --reason pre-enrolment --pod {pod['pod']}"
-            )
-        lines.append(line)
-        if not pod["listeners"] and pod["backend"] == "ebpf":
-            lines.append("the proxy does not listen in this pod yet: nodenet ztunnel run")
-    return "\n".join(lines)
-
-
 @command.command("unenroll")
 @click.argument("target", nargs=-1, shell_complete=complete.pods)
 @click.option("--all", "everything", is_flag=True, help="Every pod, and detach the programs.")
@@ -286,26 +257,30 @@ def unenroll(g: Globals, target: tuple[str, ...], everything: bool, existing: An
     """Stop redirecting: the pods' next connections are not captured."""
     if everything == bool(target):
         raise UsageError("unenroll takes TARGETs or --all; see: nodenet capture show")
+    from nodenet.cli import capture_reports as view
+
     if everything:
-        emit_report(g, _remove_all(g, existing), _render_removed)
+        emit_report(g, _remove_all(g, existing), view.removed_text)
         return
     done = []
     with _open(g) as capture:
         for record in _chosen(capture, target):
             result = capture.unenroll(record.netns_cookie, existing=existing)
             done.append(
-                {
-                    "pod": result.name,
-                    "existing": result.existing,
-                    "existing_reset": result.existing_reset,
-                    "routes_kept": result.routes_kept,
-                }
+                view.RemovedPod(
+                    pod=result.name,
+                    existing=result.existing,
+                    existing_reset=result.existing_reset,
+                    routes_kept=result.routes_kept,
+                )
             )
-    emit_report(g, {"ok": True, "pods": done}, _render_removed)
+    report = view.UnenrolReport(ok=True, pods=tuple(done), detached=False)
+    emit_report(g, report, view.removed_text)
 
 
-def _remove_all(g: Globals, existing: Any) -> dict[str, Any]:
+def _remove_all(g: Globals, existing: Any) -> UnenrolReport:
     from nodenet.capture.session import remove_instance
+    from nodenet.cli.capture_reports import RemovedPod, UnenrolReport
 
     instance = g.instance
     if not instance.pins.is_dir() and not instance.pods.is_dir():
@@ -315,30 +290,10 @@ def _remove_all(g: Globals, existing: Any) -> dict[str, Any]:
             for record in list(capture.records()):
                 capture.unenroll(record.netns_cookie, existing="reset")
     removed = remove_instance(instance)
-    return {
-        "ok": True,
-        "pods": [
-            {"pod": r.name, "existing": None, "existing_reset": 0, "routes_kept": False}
-            for r in removed
-        ],
-        "detached": True,
-    }
-
-
-def _render_removed(report: dict[str, Any], _style: Style) -> str:
-    lines = []
-    for pod in report["pods"]:
-        line = f"un-enrolled {pod['pod']}"
-        if pod["existing_reset"]:
-            line += f"; {pod['existing_reset']} captured connections reset"
-        elif pod["existing"]:
-            line += f"; {pod['existing']} captured sockets live on through the proxy"
-        if pod["routes_kept"]:
-            line += "; the policy routes stay for them"
-        lines.append(line)
-    if report.get("detached"):
-        lines.append("programs detached, pins removed")
-    return "\n".join(lines)
+    pods = tuple(
+        RemovedPod(pod=r.name, existing=None, existing_reset=0, routes_kept=False) for r in removed
+    )
+    return UnenrolReport(ok=True, pods=pods, detached=True)
 
 
 @command.command("verify")
@@ -350,49 +305,22 @@ def _render_removed(report: dict[str, Any], _style: Style) -> str:
 def verify_(g: Globals, target: tuple[str, ...], probe: bool, timeout: float) -> int:
     """Check that the redirect is in place, now; exit 1 when not."""
     from nodenet.capture.verify import verify
+    from nodenet.cli.capture_reports import VerifyReport, verified_text
+
+    def look() -> VerifyReport:
+        pods = tuple(
+            verify(capture.instance, maps, record, probe_seconds=timeout if probe else None)
+            for record in chosen
+        )
+        return VerifyReport(ok=all(pod.ok for pod in pods), pods=pods)
 
     with _open(g) as capture:
         maps = capture.maps if capture.has_bpf else None
         chosen = _chosen(capture, target)
         if not chosen:
             raise NotFound("no pod is enrolled: nothing to verify; see: nodenet capture enroll -h")
-        report = emit_report(
-            g,
-            lambda: _verified(
-                [
-                    verify(capture.instance, maps, record, probe_seconds=timeout if probe else None)
-                    for record in chosen
-                ]
-            ),
-            _render_verified,
-        )
-    return 0 if report["ok"] else 1
-
-
-def _verified(pods: list[Any]) -> dict[str, Any]:
-    import msgspec
-
-    return {"ok": all(p.ok for p in pods), "pods": [msgspec.to_builtins(p) for p in pods]}
-
-
-def _render_verified(report: dict[str, Any], style: Style) -> str:
-    lines = []
-    failed = total = 0
-    for pod in report["pods"]:
-        if len(report["pods"]) > 1:
-            lines.append(pod["pod"])
-        for check in pod["checks"]:
-            total += check["state"] != "skip"
-            failed += check["state"] == "fail"
-            word = "FAIL" if check["state"] == "fail" else check["state"]
-            lines.append(f"{style.paint(word)}  {check['id']:<14} {check['found']}")
-            if check["state"] == "fail":
-                rows = ", ".join([*([check["rule"]] if check["rule"] else []), *check["parity"]])
-                suffix = f"  (rule {rows})" if rows else ""
-                lines.append(f"      {'means':<14} {check['means']}{suffix}")
-                lines.append(f"      {'do':<14} {check['do']}")
-    lines.append(f"{failed} of {total} checks failed" if failed else f"{total} checks ok")
-    return "\n".join(lines)
+        report = emit_report(g, look, verified_text)
+    return 0 if report.ok else 1
 
 
 @command.command("explain")

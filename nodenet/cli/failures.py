@@ -9,11 +9,23 @@ import errno
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypedDict
 
 import click
 
 from nodenet.cli.params import spelling
 from nodenet.errors import NodenetError
+
+_RIGHTS = "run with sudo; needs CAP_BPF and CAP_NET_ADMIN"
+
+
+class FailureDocument(TypedDict):
+    """A failure as JSON."""
+
+    error: str
+    kind: str
+    exit: int
+    hint: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +45,7 @@ class Failure:
         """What stderr gets."""
         return f"nodenet: {self.error}; {self.hint}" if self.hint else f"nodenet: {self.error}"
 
-    def document(self) -> dict[str, str | int | None]:
+    def document(self) -> FailureDocument:
         """What stdout gets with -j."""
         return {"error": self.error, "kind": self.kind, "exit": self.exit, "hint": self.hint}
 
@@ -112,13 +124,18 @@ def _place(error: BaseException) -> str:
     return ""
 
 
+def _is_kernels(path: object) -> bool:
+    """Whether capabilities decide about it: pins, cgroups, what they are locked by."""
+    return str(path).startswith(("/sys/", "/proc/", "/run/"))
+
+
 def _describe_permission(error: PermissionError) -> Failure:
     what = error.filename or error.strerror or "operation not permitted"
     who = f" (uid {os.geteuid()})" if os.geteuid() else ""
     reason = f": {error.strerror}".lower() if error.filename and error.strerror else ""
     return Failure(
         error=one_line(f"not permitted{who}: {what}{reason}"),
-        hint="run with sudo; needs CAP_BPF and CAP_NET_ADMIN",
+        hint=_RIGHTS if error.filename is None or _is_kernels(error.filename) else "run with sudo",
         kind="NotPermitted",
         exit=1,
     )

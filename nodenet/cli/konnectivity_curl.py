@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from nodenet.cli.commands import Verb
 from nodenet.cli.globals import Format, Globals, pass_globals
-from nodenet.errors import NodenetError, UsageError
+from nodenet.cli.params import SecondsType
+from nodenet.errors import NodenetError, NotFound, UsageError
 
 if TYPE_CHECKING:
     import ssl
@@ -21,6 +23,31 @@ if TYPE_CHECKING:
 DEFAULT_SERVER = "unix:/etc/kubernetes/konnectivity-server/konnectivity-server.socket"
 #: Of a body that is kept for the JSON document.
 JSON_BODY_BYTES = 1024 * 1024
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """One header of the answer."""
+
+    name: str
+    value: str
+
+
+class CurlReport(msgspec.Struct, frozen=True, kw_only=True):
+    """``konnectivity curl -j``."""
+
+    ok: bool
+    """Whether the status is below 400."""
+    url: str
+    status: int
+    reason: str
+    headers: list[Header]
+    body: str
+    """Its first MiB."""
+    body_bytes: int
+    """The length of all of it."""
+    dial_ms: float
+    first_byte_ms: float
+    total_ms: float
 
 
 class HttpFailure(NodenetError):
@@ -52,7 +79,8 @@ class HttpFailure(NodenetError):
 @click.option("-f", "--fail", is_flag=True, help="Exit 1 for a status of 400 or more.")
 @click.option("-k", "--insecure", is_flag=True, help="Do not check the remote's certificate.")
 @click.option("--remote-ca", type=click.Path(path_type=Path), help="CA of the remote, for https.")
-@click.option("--timeout", type=float, default=30.0, metavar="SECONDS", help="Of each wait (30).")
+@click.option("--timeout", type=SecondsType(0.001), default=30.0, metavar="SECONDS",
+              help="Of each wait (30).")  # fmt: skip
 @pass_globals
 def curl(
     g: Globals,
@@ -81,10 +109,11 @@ def curl(
     from nodenet.konnectivity.client import TlsFiles, parse_server
     from nodenet.konnectivity.fetch import fetch, parse_url
 
-    if timeout <= 0:
-        raise UsageError("--timeout must be greater than 0")
     if (cert is None) != (key is None):
         raise UsageError("--cert and --key need each other", hint="give both")
+    for option, path in (("ca", ca), ("cert", cert), ("key", key), ("remote-ca", remote_ca)):
+        if path is not None and not path.is_file():
+            raise UsageError(f"--{option}={path}: no such file")
     tls = None
     if ca is not None:
         tls = TlsFiles(ca=ca, cert=cert, key=key, server_name=server_name)
@@ -92,6 +121,11 @@ def curl(
     kept = _Keeper()
     as_json = g.format is Format.JSON
     where, target = parse_server(server, tls), parse_url(url)
+    if where.path is not None and not where.path.exists():
+        raise NotFound(
+            f"no konnectivity server at {where}: no such file",
+            hint="name it: --server unix:PATH, or HOST:PORT with --ca FILE",
+        )
     answer = asyncio.run(
         fetch(
             where,
@@ -139,19 +173,19 @@ def _write(data: bytes) -> None:
     sys.stdout.buffer.write(data)
 
 
-def _document(url: str, answer: Answer, kept: _Keeper) -> dict[str, object]:
-    return {
-        "ok": answer.status < 400,
-        "url": url,
-        "status": answer.status,
-        "reason": answer.reason,
-        "headers": [{"name": name, "value": value} for name, value in answer.headers],
-        "body": kept.text,
-        "body_bytes": answer.body_bytes,
-        "dial_ms": answer.dial_ms,
-        "first_byte_ms": answer.first_byte_ms,
-        "total_ms": answer.total_ms,
-    }
+def _document(url: str, answer: Answer, kept: _Keeper) -> CurlReport:
+    return CurlReport(
+        ok=answer.status < 400,
+        url=url,
+        status=answer.status,
+        reason=answer.reason,
+        headers=[Header(name=name, value=value) for name, value in answer.headers],
+        body=kept.text,
+        body_bytes=answer.body_bytes,
+        dial_ms=answer.dial_ms,
+        first_byte_ms=answer.first_byte_ms,
+        total_ms=answer.total_ms,
+    )
 
 
 def _print_head(answer: Answer) -> None:

@@ -17,8 +17,14 @@ from nodenet.agents.konnectivity.views import AgentTunnelRow, ServerTunnelRow, W
 from nodenet.agents.ztunnel.explanation import Explanation
 from nodenet.capture.show import PodState
 from nodenet.cli.capture_explain import ConnectionExplanation
+from nodenet.cli.capture_reports import EnrolPlan, EnrolReport, UnenrolReport, VerifyReport
 from nodenet.cli.conn_detail import ConnectionDetail
+from nodenet.cli.doctor import DoctorReport
+from nodenet.cli.failures import FailureDocument
+from nodenet.cli.konnectivity_curl import CurlReport
 from nodenet.cli.konnectivity_show import AgentReport, ServerReport
+from nodenet.cli.lab import DownReport, UpReport
+from nodenet.cli.version import Version
 from nodenet.cli.ztunnel_certificates import CertificateRow
 from nodenet.cli.ztunnel_connections import ConnectionRow
 from nodenet.cli.ztunnel_log_level import LogLevelRow
@@ -53,13 +59,19 @@ class Entry(TypedDict, total=False):
 
 #: By file name: what one document, or one line of a stream, is.
 DOCUMENTS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+    "capture-enroll": ("nodenet capture enroll TARGET -j", (EnrolReport, EnrolPlan)),
     "capture-explain": ("nodenet capture explain SRC DST:PORT -j", (ConnectionExplanation,)),
     "capture-show": ("nodenet capture show -j", (list[PodState],)),
+    "capture-unenroll": ("nodenet capture unenroll TARGET -j", (UnenrolReport,)),
+    "capture-verify": ("nodenet capture verify -j", (VerifyReport,)),
     "conn-list": ("nodenet conn list -j", (list[Connection],)),
     "conn-show": ("nodenet conn show ID -j", (ConnectionDetail,)),
     "conn-summary": ("nodenet conn summary -j", (Summary,)),
     "conn-top": ("One line of nodenet conn top -j", (RateRow,)),
     "conn-watch": ("One line of nodenet conn watch -j", (Event, Lost)),
+    "doctor": ("nodenet doctor -j", (DoctorReport,)),
+    "error": ("What -j prints when a command fails", (FailureDocument,)),
+    "konnectivity-curl": ("nodenet konnectivity curl URL -j", (CurlReport,)),
     "konnectivity-show": ("nodenet konnectivity show -j", (ServerReport, AgentReport)),
     "konnectivity-connections": (
         "nodenet konnectivity show --connections -j",
@@ -67,10 +79,13 @@ DOCUMENTS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     ),
     "konnectivity-why": ("nodenet konnectivity show --why HOST -j", (WhyView,)),
     "lab-demo": ("nodenet lab demo -j", (DemoReport,)),
+    "lab-down": ("nodenet lab down -j", (DownReport,)),
     "lab-status": ("nodenet lab status -j", (LabStatus,)),
+    "lab-up": ("nodenet lab up -j", (UpReport,)),
     "map-dump": ("nodenet map dump NAME -j", (list[Entry],)),
     "map-show": ("nodenet map show -j", (list[MapRow],)),
     "prog-show": ("nodenet prog show -j", (list[ProgramRow],)),
+    "version": ("nodenet version -j", (Version,)),
     "ztunnel-certificates": ("nodenet ztunnel certificates -j", (list[CertificateRow],)),
     "ztunnel-connections": ("nodenet ztunnel connections -j", (list[ConnectionRow],)),
     "ztunnel-explain": ("nodenet ztunnel explain SRC DST:PORT -j", (Explanation,)),

@@ -139,7 +139,9 @@ def parse_server(text: str, tls: TlsFiles | None = None) -> Server:
             hint="unix:/run/k.sock or 10.0.0.1:8090",
         )
     if tls is None:
-        raise UsageError(f"konnectivity server {text}: TCP needs TLS", hint="give the CA")
+        raise UsageError(
+            f"konnectivity server {text}: TCP needs TLS", hint="give the CA, --ca FILE"
+        )
     return Server(host=host, port=int(port), tls=tls)
 
 
