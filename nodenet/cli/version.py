@@ -14,7 +14,7 @@ from nodenet.cli.commands import object_command
 from nodenet.cli.globals import Globals, pass_globals
 from nodenet.cli.output import emit_report
 from nodenet.cli.style import Style
-from nodenet.errors import NodenetError
+from nodenet.errors import NodenetError, NotPermitted
 from nodenet.paths import Instance
 
 #: Where distributions put bcc: it is no dependency pip could install.
@@ -63,7 +63,7 @@ def loaded_schema(instance: Instance) -> int | None:
 
         with Map.open(path) as cfg:
             raw = cfg.lookup(abi.INDEX_KEY.pack(index=0))
-    except PermissionError:
+    except (PermissionError, NotPermitted):
         return None
     # the schema is the first word of every version's cfg
     return int.from_bytes(raw[:4], "little") if raw else None

@@ -166,7 +166,10 @@ class Cgroup:
         except FileNotFoundError as error:
             raise CgroupGone(self.path) from error
         except PermissionError as error:
-            raise NotPermitted(f"cgroup {self.path}: cannot move {pid} there") from error
+            raise NotPermitted(
+                f"cgroup {self.path}: not permitted to move process {pid} there",
+                hint="run with sudo",
+            ) from error
         except ProcessLookupError as error:
             raise NotFound(f"process {pid}: not there") from error
         except OSError as error:

@@ -69,7 +69,7 @@ def refused(what: str, feature: str) -> NodenetError:
     missing = missing_capabilities()
     if missing:
         names = ", ".join(missing)
-        return NotPermitted(f"{what}: not permitted, this process lacks {names}; run it as root")
+        return NotPermitted(f"{what}: not permitted, this process lacks {names}; run with sudo")
     if in_user_namespace():
         return NotPermitted(
             f"{what}: not permitted inside a user namespace, where CAP_BPF does not count; "
@@ -148,6 +148,6 @@ def _failed(path: Path, error: OSError, verb: str) -> NodenetError:
     if number == errno.EPERM:
         return refused(f"{verb} {path}", "bpf(2)")
     if number == errno.EACCES:
-        return NotPermitted(f"{verb} {path}: permission denied; run it as root")
+        return NotPermitted(f"{verb} {path}: permission denied; run with sudo")
     hint = f"{BPFFS} is mounted read-only" if number == errno.EROFS else None
     return PinFailed(path, number, hint=hint)

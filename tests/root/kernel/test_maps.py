@@ -274,7 +274,7 @@ def test_an_unprivileged_user_is_told_what_is_missing() -> None:
     )
     assert said.stdout == (
         "create map pods: not permitted, this process lacks CAP_NET_ADMIN, CAP_PERFMON, CAP_BPF; "
-        "run it as root\n"
+        "run with sudo\n"
     ), said.stderr
 
 

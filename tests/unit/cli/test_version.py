@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from nodenet import __version__, abi
+from nodenet import __version__, abi, paths
 from nodenet.cli import version
 from nodenet.cli.version import bcc_version
+from nodenet.errors import NotPermitted
+from nodenet.kernel.maps import Map
 
 
 def test_one_line(cli: Any) -> None:
@@ -53,3 +55,17 @@ def test_bcc_version_is_read_from_names_only(tmp_path: Path) -> None:
     other = tmp_path / "other"
     (other / "bcc-0.31.0.dist-info").mkdir(parents=True)
     assert bcc_version([str(other)]) == "0.31.0"
+
+
+def test_without_rights_the_loaded_schema_is_unknown(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_path: Path) -> None:
+        raise NotPermitted("open cfg: permission denied")
+
+    monkeypatch.setattr(paths, "BPFFS", tmp_path)
+    instance = paths.Instance("nn-none")
+    instance.maps.mkdir(parents=True)
+    (instance.maps / "cfg").touch()
+    monkeypatch.setattr(Map, "open", refused)
+    assert version.loaded_schema(instance) is None

@@ -43,7 +43,7 @@ def test_a_process_that_lacks_capabilities_is_told_which(monkeypatch: pytest.Mon
     monkeypatch.setattr(pins, "missing_capabilities", lambda: ("CAP_NET_ADMIN", "CAP_BPF"))
     error = pins.refused("load program nn_x", "cgroup/connect4")
     assert isinstance(error, NotPermitted)
-    assert re.search(r"load program nn_x: .*CAP_NET_ADMIN, CAP_BPF; run it as root", error.line())
+    assert re.search(r"load program nn_x: .*CAP_NET_ADMIN, CAP_BPF; run with sudo", error.line())
 
 
 def test_a_process_that_lacks_none_meets_a_kernel_that_refuses(
