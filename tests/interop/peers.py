@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, Self, TypeVar
@@ -33,17 +33,32 @@ _PROBE_SECONDS: Final = 0.02
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody has now, within what upstream's server takes (1024 to 49151)."""
+    """Ports nobody has now, within what upstream's server takes (1024 to 49151).
+
+    Below those that the kernel gives to outgoing connections (net.ipv4.ip_local_port_range), so
+    that none of them takes one before its process does, and in turn, so that none is given twice
+    to processes that are slow to take them.
+    """
     found: list[int] = []
     with contextlib.ExitStack() as stack:
-        candidate = 20_000 + (os.getpid() * 97 + time.monotonic_ns() // 1000) % 20_000
         while len(found) < count:
-            candidate = candidate + 1 if candidate < 45_000 else 20_000
+            candidate = next(_CANDIDATES)
             probe = stack.enter_context(socket.socket())
             with contextlib.suppress(OSError):
                 probe.bind(("0.0.0.0", candidate))
                 found.append(candidate)
     return found
+
+
+def _in_turn(ports: range) -> Iterator[int]:
+    """Round and round, from somewhere else in each process."""
+    at = os.getpid() * 97 + time.monotonic_ns() // 1000
+    while True:
+        yield ports[at % len(ports)]
+        at += 1
+
+
+_CANDIDATES: Final = _in_turn(range(12_000, 32_000))
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:

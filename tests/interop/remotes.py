@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -150,13 +151,10 @@ class Deaf:
 @contextlib.contextmanager
 def black_hole() -> Iterator[str]:
     """An address that answers no SYN, as a host behind a firewall: its backlog is full."""
-    with contextlib.ExitStack() as stack:
-        hole = stack.enter_context(socket.socket())
+    with socket.socket() as hole, socket.socket() as filler:
         hole.bind(("127.0.0.1", 0))
         hole.listen(0)
-        where = hole.getsockname()
-        for _ in range(4):
-            filler = stack.enter_context(socket.socket())
-            filler.setblocking(False)
-            filler.connect_ex(where)
-        yield f"127.0.0.1:{where[1]}"
+        filler.connect(hole.getsockname())
+        # the client's end may be connected before the listener has the connection
+        assert select.select([hole], [], [], 30)[0]
+        yield f"127.0.0.1:{hole.getsockname()[1]}"

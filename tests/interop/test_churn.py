@@ -120,7 +120,7 @@ def test_churn_leaves_nothing(world: World, mode: Mode) -> None:
         after = sample(server)
     print(f"{mode}: {tally}; server {before[0]} -> {after}")
     assert tally.wrong == []
-    assert tally.exchanged > TUNNELS
+    assert tally.exchanged >= TUNNELS
     assert after.files <= before[0].files + 5
     assert after.rss_kib <= before[0].rss_kib * 1.25 + 20_000
 

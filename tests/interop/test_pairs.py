@@ -151,8 +151,8 @@ def test_many_tunnels_share_a_connection_by_grpc(pair: Pair) -> None:
         pytest.skip("HTTP CONNECT has a connection a tunnel")
 
     async def work(address: str) -> list[bytes]:
-        async with await Proxy.connect(server.target, timeout=10) as proxy:
-            streams = [await proxy.dial(address, timeout=10) for _ in range(20)]
+        async with await Proxy.connect(server.target, timeout=30) as proxy:
+            streams = [await proxy.dial(address, timeout=30) for _ in range(20)]
             for number, stream in enumerate(streams):
                 await stream.write(b"%d" % number)
             got = [await stream.read() for stream in streams]

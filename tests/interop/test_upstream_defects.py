@@ -20,13 +20,21 @@ import pytest
 
 from nodenet.konnectivity.client import DialFailed, Mode, Stream, TunnelLost, dial
 from tests.interop.peers import AgentProcess, Maker, ServerProcess, World, wait_for
-from tests.interop.remotes import Deaf, Remote, Sink, banner, digest_server, echo
+from tests.interop.remotes import (
+    Deaf,
+    Remote,
+    Sink,
+    banner,
+    black_hole,
+    digest_server,
+    echo,
+)
 
 MIB: Final = 1 << 20
 MODES: Final = ("grpc", "http-connect")
 #: A dial that nobody is in the way of takes a millisecond; machines that run several suites are
 #: slow. Upstream's is not answered at all.
-AT_ONCE: Final = 3.0
+AT_ONCE: Final = 10.0
 ESTABLISHED: Final = "konnectivity_network_proxy_server_established_connections"
 PENDING: Final = "konnectivity_network_proxy_server_pending_backend_dials"
 
@@ -235,7 +243,7 @@ def test_graceful_drain_keeps_live_tunnels_to_the_deadline(
 
     with Remote(echo) as remote:
         lasted = run(test(remote.address))
-    assert seconds - 0.5 < lasted < seconds + 5
+    assert seconds - 0.5 < lasted < seconds + 20
     assert server.wait() == 0
 
 
@@ -253,22 +261,6 @@ def test_a_drain_ends_with_the_last_tunnel(world: World, mode: Mode) -> None:
     with Remote(echo) as remote:
         run(test(remote.address))
         assert server.wait(15) == 0
-
-
-@contextlib.contextmanager
-def black_hole() -> Iterator[str]:
-    """An address where a dial is never answered: a listener whose queue is full."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.socket())
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        for _ in range(4):
-            filler = stack.enter_context(socket.socket())
-            filler.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                filler.connect(listener.getsockname())
-        time.sleep(0.05)
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 def test_agent_loss_answers_pending_dials(any_agent: Pair) -> None:
@@ -289,7 +281,7 @@ def test_agent_loss_answers_pending_dials(any_agent: Pair) -> None:
 
     with black_hole() as address:
         assert run(test(address)) < AT_ONCE
-    assert server.metric(PENDING) == 0
+    wait_for(lambda: server.metric(PENDING) == 0, "none is pending")
 
 
 def test_gauges_return_to_0(any_agent: Pair) -> None:
