@@ -46,7 +46,7 @@ def remote() -> Iterator[int]:
         assert process.stdin is not None and process.stdout is not None
         yield int(process.stdout.readline())
         process.stdin.close()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 def test_what_a_remote_does_on_command(remote: int) -> None:

@@ -24,6 +24,9 @@ from tests.unit.agents.ztunnel.admin_world import Cert, Source, World
 
 INSTANCE: Final = Instance("nn-shop")
 HOUR: Final = 3600.0
+#: What a moment to come is later than its text says. Texts of hours are cut to minutes, so neither
+#: a moment to come nor one that is past is another text before the test is over.
+ROUNDED: Final = 59.0
 SHOP: Final = "spiffe://cluster.local/ns/shop/sa"
 
 
@@ -119,21 +122,20 @@ class ShopSource(Source):
         now = time.time()
         if self.node != "n1":
             return
-        # half a minute more, so that nothing is rounded down while the test runs
-        leaf = Cert("x", 0x51C0A9E2, now - 2.75 * HOUR, now + 21.25 * HOUR + 30)
+        leaf = Cert("x", 0x51C0A9E2, now - 2.75 * HOUR, now + 21.25 * HOUR + ROUNDED)
         yield CertificateDump(
             identity=f"{SHOP}/cart",
             state="Available",
             chain=(leaf,),
             roots=(Cert("y", 1, now - 100 * HOUR, now + 1000 * HOUR),),
-            refresh_at=now + 9.25 * HOUR + 30,
+            refresh_at=now + 9.25 * HOUR + ROUNDED,
         )
         yield CertificateDump(
             identity=f"{SHOP}/db",
             state="Unavailable: ca 10.96.0.5:15012: UNAUTHENTICATED",
             error="ca 10.96.0.5:15012: UNAUTHENTICATED",
             attempts=4,
-            refresh_at=now + 12.9,
+            refresh_at=now + 1.2 * HOUR + ROUNDED,
         )
 
     def pods(self) -> Iterable[PodView]:
@@ -144,7 +146,7 @@ class ShopSource(Source):
             yield PodView(uid="p3", name="shop/db-1", service_account="db", up=True)
 
     def upstreams(self) -> tuple[Upstream, ...]:
-        since = rfc3339_ns(time.time_ns() - 12_400_000_000)
+        since = rfc3339_ns(time.time_ns() - int(1.2 * HOUR * 1e9))
         state = "synced" if self.known else "connecting"
         return (
             Upstream(
@@ -193,8 +195,8 @@ class Proxy(World):
         first = self.telemetry.opened(out, Progress(12_702, 3_250_586))
         second = self.telemetry.opened(into, Progress(2253, 10_276_045))
         now = time.time_ns()
-        first.started_ns = now - int((2 * HOUR + 5 * 60 + 0.2) * 1e9)
-        second.started_ns = now - 14_200_000_000
+        first.started_ns = now - int((2 * HOUR + 5 * 60) * 1e9)
+        second.started_ns = now - int(1.25 * HOUR * 1e9)
 
     def foreign(self) -> Routes:
         """As Istio's ztunnel answers."""
@@ -222,7 +224,7 @@ class Served:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
         return self
 
     def __exit__(self, *_exc: object) -> None:

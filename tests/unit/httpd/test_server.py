@@ -255,8 +255,8 @@ def test_who_does_not_read_is_cut(run: Run) -> None:
                 await asyncio.get_running_loop().sock_connect(sock, (where.host, where.port))
                 request = b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n" * 20
                 await asyncio.get_running_loop().sock_sendall(sock, request)
-                while not server.connections:
-                    await asyncio.sleep(0.001)
+                # it has been served: from now on it cannot be missed that the server lets it go
+                assert await asyncio.get_running_loop().sock_recv(sock, 1) == b"H"
                 while server.connections:
                     await asyncio.sleep(0.001)
 
@@ -302,9 +302,11 @@ def test_closing_waits_for_requests_and_for_nobody_else(run: Run) -> None:
     async def main() -> None:
         async with serving() as (server, where):
             _, idle = await asyncio.open_connection(where.host, where.port)
+            while not server.connections:
+                await asyncio.sleep(0.001)
             async with asyncio.TaskGroup() as tasks:
                 asked = tasks.create_task(ask(where, "/slow?seconds=0.2"), name="asked")
-                while server.connections < 2 or not STARTED:
+                while not STARTED:
                     await asyncio.sleep(0.001)
                 await server.close()
             assert asked.result().text == "done"

@@ -52,7 +52,7 @@ T = TypeVar("T")
 ADDRESS = "10.0.0.1:80"
 
 
-def run(work: Coroutine[Any, Any, T], seconds: float = 20.0) -> T:
+def run(work: Coroutine[Any, Any, T], seconds: float = 60.0) -> T:
     async def bounded() -> T:
         async with asyncio.timeout(seconds):
             return await work
@@ -278,8 +278,8 @@ def test_a_dial_that_is_given_up_by_the_server(folder: Path) -> None:
 def test_a_dial_without_an_answer_is_cancelled(folder: Path) -> None:
     async def work() -> list[Packet]:
         async with grpc_server(folder / "s", lambda _t, _p: None) as (_, tunnels):
-            with pytest.raises(DialFailed, match="no answer within 0.[12]"):
-                await dial(f"unix:{folder}/s", ADDRESS, timeout=0.2)
+            with pytest.raises(DialFailed, match=r"no answer within (1|0\.\d+) s"):
+                await dial(f"unix:{folder}/s", ADDRESS, timeout=1.0)
             while len(tunnels[0].packets) < 2:
                 await asyncio.sleep(0.01)
             return tunnels[0].packets
@@ -416,8 +416,8 @@ def test_many_tunnels_on_one_connection_over_tls(certs: Certificates) -> None:
         async with grpc_server(None, tls=context) as (port, _):
             tls = TlsFiles(ca=certs.ca, cert=certs.client.cert, key=certs.client.key)
             server = Server(host="127.0.0.1", port=port, tls=tls)
-            async with await Proxy.connect(server, timeout=5) as proxy:
-                streams = [await proxy.dial(ADDRESS, timeout=5) for _ in range(50)]
+            async with await Proxy.connect(server, timeout=30) as proxy:
+                streams = [await proxy.dial(ADDRESS, timeout=30) for _ in range(50)]
                 for number, stream in enumerate(streams):
                     await stream.write(b"%d" % number)
                 for number, stream in enumerate(streams):
@@ -425,7 +425,7 @@ def test_many_tunnels_on_one_connection_over_tls(certs: Certificates) -> None:
                     await stream.close()
             foreign = Server(host="127.0.0.1", port=port, tls=TlsFiles(ca=certs.foreign_ca))
             with pytest.raises(ProxyUnreachable, match="certificate"):
-                await Proxy.connect(foreign, timeout=5)
+                await Proxy.connect(foreign, timeout=30)
             renamed = TlsFiles(ca=certs.ca, server_name="other.example")
             with pytest.raises(ProxyUnreachable, match="certificate"):
                 await dial(Server(host="127.0.0.1", port=port, tls=renamed), ADDRESS)
@@ -577,9 +577,9 @@ def test_a_connect_server_that_says_nothing(folder: Path) -> None:
 
     async def work() -> None:
         async with connect_server(folder / "s", serve):
-            await dial(f"unix:{folder}/s", ADDRESS, mode="http-connect", timeout=0.1)
+            await dial(f"unix:{folder}/s", ADDRESS, mode="http-connect", timeout=0.5)
 
-    with pytest.raises(DialFailed, match="no answer within 0.1 s"):
+    with pytest.raises(DialFailed, match="no answer within 0.5 s"):
         run(work())
     assert client_connect.CLOSE_SECONDS == 10.0
 

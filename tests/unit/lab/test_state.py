@@ -129,10 +129,10 @@ def test_one_at_a_time_and_the_waiter_sees_the_result(directory: LabDir) -> None
         directory.write(_state())
         thread = threading.Thread(target=second)
         thread.start()
-        assert waiting.wait(10)
+        assert waiting.wait(60)
         order.append(("first", directory.read() is not None))
         directory.remove()
-    thread.join(10)
+    thread.join(60)
     assert order == [("first", True), ("second", True)]
     assert not directory.root.exists()
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from nodenet.lab import workload
+from tests.interop.peers import free_ports
 
 _WIDEST = "[fd77:20::1b]:65535"
 
@@ -86,10 +87,10 @@ def test_a_call_is_seen_alike_from_both_ends() -> None:
 
         server = threading.Thread(target=answer_one)
         server.start()
-        facts, sock = workload.call_one({"address": "127.0.0.1", "port": port}, timeout=5)
+        facts, sock = workload.call_one({"address": "127.0.0.1", "port": port}, timeout=30)
         cookie = workload.cookie(sock)
         sock.close()
-        server.join(10)
+        server.join(60)
     assert facts["error"] is None
     assert facts["peer"] == f"127.0.0.1:{port}"
     assert facts["cookie"] == cookie
@@ -141,7 +142,7 @@ def _serving(answer: Callable[[socket.socket], None]) -> Iterator[dict[str, obje
         server.start()
         yield {"address": "127.0.0.1", "port": listener.getsockname()[1], "count": 2}
         listener.shutdown(socket.SHUT_RDWR)
-        server.join(10)
+        server.join(60)
 
 
 @pytest.mark.parametrize("how", ["reset", "close"])
@@ -182,10 +183,7 @@ def test_it_is_not_asked_for_ever() -> None:
 
 def test_one_process_answers_on_every_port() -> None:
     with contextlib.ExitStack() as stack:
-        ports = []
-        for _ in range(2):
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                ports.append(free.getsockname()[1])
+        ports = free_ports(2)
         argv = [sys.executable, "-m", "nodenet.lab.workload", "serve", "--pod", "lab/x"]
         server = stack.enter_context(
             subprocess.Popen([*argv, *(f"--port={p}" for p in ports)], stdout=subprocess.PIPE)
@@ -195,6 +193,6 @@ def test_one_process_answers_on_every_port() -> None:
         for _ in ports:
             assert b"listening" in server.stdout.readline()
         for port in ports:
-            facts, sock = workload.call_one({"address": "127.0.0.1", "port": port}, timeout=5)
+            facts, sock = workload.call_one({"address": "127.0.0.1", "port": port}, timeout=30)
             sock.close()
             assert (facts["error"], facts["saw"]) == (None, "answer")

@@ -34,7 +34,7 @@ from tests.interop.certificates import Certificates
 T = TypeVar("T")
 
 
-def run(work: Coroutine[Any, Any, T], seconds: float = 20.0) -> T:
+def run(work: Coroutine[Any, Any, T], seconds: float = 60.0) -> T:
     """Runs a test's coroutine, for at most so long."""
 
     async def bounded() -> T:
@@ -44,7 +44,7 @@ def run(work: Coroutine[Any, Any, T], seconds: float = 20.0) -> T:
     return asyncio.run(bounded())
 
 
-async def until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
     """Returns when it is so; AssertionError says what was not."""
     try:
         async with asyncio.timeout(seconds):

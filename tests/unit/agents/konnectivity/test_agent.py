@@ -217,7 +217,7 @@ def test_a_drain_lets_tunnels_end_and_then_the_agent_ends(
             await asyncio.sleep(1.2)
             assert not agent.ended.is_set(), "a tunnel is open"
             stream.close(tunnel)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await agent.ended.wait()
             listener.close()
         await server.stop()
@@ -241,7 +241,7 @@ def test_a_drain_has_a_deadline_and_a_second_signal_none(
                 agent.stop.request()
                 if twice:
                     agent.stop.request()
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(30):
                     await agent.ended.wait()
         listener.close()
         await server.stop()

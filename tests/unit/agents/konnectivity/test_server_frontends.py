@@ -310,7 +310,7 @@ def test_a_client_that_never_reads_stops_nobody(tmp_path: Path) -> None:
                 while not isinstance(asked := await agent.next(), DialRequest):
                     pass
                 agent.send(DialResponse("", 2, asked.random), Data(2, b"hello"))
-                async with asyncio.timeout(3):
+                async with asyncio.timeout(8):
                     await client.established()
                     assert await client.reader.readexactly(5) == b"hello"
             await until(lambda: server.core.counts.resets[Reset.STALLED] == 1, "it was cut")

@@ -114,7 +114,7 @@ def test_a_rotated_ca_and_certificate_are_used_and_open_connections_go_on(tmp_pa
             assert await reader.readexactly(5) == b"hello"
             files.write(new, "two")
             new_client = files.client(new, "new client")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while not await greeted(listener.port, new_client):
                     await asyncio.sleep(0.02)
             assert not await greeted(listener.port, old_client)
@@ -162,7 +162,7 @@ def test_a_rotation_without_a_free_descriptor_is_done_later(
                 await until(lambda: "cannot take new certificates" in caplog.text, "it is said")
             assert listener.port, "it listens"
             new_client = files.client(new, "new client")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while not await greeted(listener.port, new_client):
                     await asyncio.sleep(0.02)
 

@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 #: Seconds any condition may take on a busy machine.
-DEADLINE = 10.0
+DEADLINE = 30.0
 
 
 @pytest.fixture

@@ -216,7 +216,7 @@ def test_connections_go_on_while_a_large_file_is_read(
     goes_on = threading.Event()
 
     def slow(read: Path) -> object:
-        assert goes_on.wait(10), "the loop stands still"
+        assert goes_on.wait(60), "the loop stands still"
         return load(read)
 
     monkeypatch.setattr(static_file, "load", slow)

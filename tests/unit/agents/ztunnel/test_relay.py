@@ -72,7 +72,7 @@ def aside() -> Iterator[Callable[[Callable[[], object]], threading.Thread]]:
 
     yield start
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -310,7 +310,7 @@ def test_any_sequence_arrives_whole_whoever_ends_first(
         thread.start()
     until(lambda: carried.ended)
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert arrived == {
         carried.server: b"".join(outgoing[carried.client]),
         carried.client: b"".join(outgoing[carried.server]),
