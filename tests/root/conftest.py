@@ -28,8 +28,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_WATCH] = Watch()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A run that leaves something behind has failed."""
+    """A run that leaves something behind has failed.
+
+    Last: after an interrupt, or the first failure with ``-x``, pytest ends fixtures only here.
+    """
     watch = session.config.stash.get(_WATCH, None)
     left = watch.left_behind() if watch else []
     session.config.stash[_LEFT] = left

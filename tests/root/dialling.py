@@ -18,7 +18,7 @@ from nodenet.lab.topology import Namespace
 from tests.root.recording import Address, Greeting
 
 #: Long enough for a busy machine; what should happen happens in microseconds.
-TIMEOUT_SECONDS: Final = 3.0
+TIMEOUT_SECONDS: Final = 15.0
 _LINE_BYTES: Final = 4096
 
 Prepare = Callable[[socket.socket], None]

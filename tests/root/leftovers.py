@@ -24,7 +24,7 @@ from nodenet.paths import BPFFS, RUN
 _LOCK: Final = Path("/run/lock/nodenet-tests")
 SESSION: Final = "NODENET_TEST_SESSION"
 #: Processes that have been told to end need a moment; so does the kernel to free a namespace.
-GRACE_SECONDS: Final = 5.0
+GRACE_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.02
 
 

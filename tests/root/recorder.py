@@ -108,7 +108,7 @@ class Recorder:
         mark: int = 0,
         udp: bool = False,
         hold: bool = False,
-        timeout: float = 3.0,
+        timeout: float = 15.0,
     ) -> dict[str, Any]:
         """Connects (``source`` may be somebody else's address) and reads the greeting.
 

@@ -114,7 +114,7 @@ class Recorder:
         mark: int = 0,
         udp: bool = False,
         hold: bool = False,
-        timeout: float = 3.0,
+        timeout: float = 15.0,
     ) -> tuple[Address, Greeting]:
         """Connects from this process: its own address and what the other side says.
 

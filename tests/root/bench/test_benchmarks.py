@@ -15,8 +15,9 @@ import pytest
 from bench._load import Load, LoadFailed, Side
 from nodenet.kernel.cgroups import Cgroup, cgroup2_mount
 from nodenet.kernel.netns import RUN_NETNS
-from nodenet.lab.topology import Topology
+from nodenet.lab.topology import Namespace, Topology
 from nodenet.paths import BPFFS, RUN
+from tests.root.dialling import wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
 
@@ -171,8 +172,13 @@ def test_held_connections_are_open_in_the_block_only(load: Load) -> None:
         here = topology.namespace("one")
         side = Side(netns=here.path, cpu=min(os.sched_getaffinity(0)))
         with load.holding(20, where=side, address="127.0.0.1:8080"):
-            assert len(here.run("ss", "-Htn", "state", "established").stdout.splitlines()) == 40
-        assert not here.run("ss", "-Htn", "state", "established").stdout
+            wait_for(lambda: len(established(here)) == 40, "both ends of each")
+        wait_for(lambda: not established(here), "no connection is left")
+
+
+def established(where: Namespace) -> list[str]:
+    """The connections of a namespace, each end a line."""
+    return where.run("ss", "-Htn", "state", "established").stdout.splitlines()
 
 
 def test_the_server_is_in_the_cgroup_it_was_given(load: Load) -> None:

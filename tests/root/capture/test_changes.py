@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -19,6 +20,7 @@ from nodenet.capture.session import Capture
 from nodenet.kernel import sysctl
 from nodenet.kernel.netns import NetNs
 from nodenet.lab.topology import Namespace, Topology
+from tests.root.dialling import wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
 
@@ -31,7 +33,7 @@ def attempt(where: Namespace, host: str = "10.99.0.2", port: int = PORT) -> str:
     with where.entered():
         client = socket.socket()
     with client:
-        client.settimeout(5)
+        client.settimeout(20)
         error = client.connect_ex((host, port))
         if error:
             return errno.errorcode[error]
@@ -42,7 +44,7 @@ def attempt(where: Namespace, host: str = "10.99.0.2", port: int = PORT) -> str:
 
 
 @pytest.fixture
-def server(topology: Topology, pod: Namespace) -> Namespace:
+def server(topology: Topology, pod: Namespace) -> Iterator[Namespace]:
     """The outside, with a server that sends one byte to everyone who reaches it directly."""
     outside = next(n for n in topology.namespaces.values() if n.name != pod.name)
     with outside.entered():
@@ -55,12 +57,17 @@ def server(topology: Topology, pod: Namespace) -> Namespace:
                     accepted, _ = listener.accept()
                 except OSError:
                     return
-                with accepted:
+                with accepted, contextlib.suppress(OSError):  # it may be gone already
                     accepted.sendall(b"!")
 
-    thread = threading.Thread(target=serve, daemon=True)
+    thread = threading.Thread(target=serve)
     thread.start()
-    return outside
+    try:
+        yield outside
+    finally:
+        # wakes accept(); close() alone does not
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 def test_a_change_of_the_backend_leaks_nothing(
@@ -82,10 +89,10 @@ def test_a_change_of_the_backend_leaks_nothing(
         for _ in range(3):
             capture.enroll(pod.path, name="t/pod", options=EnrolOptions(backend="iptables"))
             capture.enroll(pod.path, name="t/pod", options=EnrolOptions(backend="ebpf"))
+        wait_for(lambda: "proxy" in seen, "the proxy is reached")
     finally:
         stop.set()
         thread.join()
-    assert "proxy" in seen
     assert "direct" not in seen
     with NetNs.open(pod.path) as ns:
         (record,) = capture.records()
@@ -131,7 +138,7 @@ def test_a_change_of_exclusions_waits_for_nothing(
         kwargs={
             "name": "t/pod",
             "options": EnrolOptions(exclude_ports=(ExcludedPort("out", PORT),)),
-            "wait": 0.5,
+            "wait": 1.5,
         },
     )
     changed.start()

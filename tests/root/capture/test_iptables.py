@@ -94,7 +94,7 @@ class World:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
         sock.bind(("::", port))
         sock.listen(16)
-        sock.settimeout(5)
+        sock.settimeout(20)
         return sock
 
     def dial(
@@ -105,7 +105,7 @@ class World:
             sock = self.stack.enter_context(
                 socket.socket(socket.AF_INET6 if v6 else socket.AF_INET)
             )
-        sock.settimeout(5)
+        sock.settimeout(20)
         if mark:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
         if source:
@@ -136,7 +136,7 @@ class World:
 def check(accepted: socket.socket, dialled: socket.socket) -> None:
     """Both are ends of one connection: bytes go across."""
     dialled.sendall(b"ping")
-    accepted.settimeout(5)
+    accepted.settimeout(20)
     assert accepted.recv(4, socket.MSG_WAITALL) == b"ping"
     accepted.sendall(b"pong")
     assert dialled.recv(4, socket.MSG_WAITALL) == b"pong"
@@ -166,7 +166,7 @@ def saved(pod: Namespace) -> list[str]:
 
 def wait_until_alone(ns: NetNs) -> None:
     """Returns when no process is in the namespace: one that a killed parent left has ended."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while any(inode_of(p) == ns.inode for p in Path("/proc").iterdir() if p.name.isdecimal()):
         assert time.monotonic() < end
         time.sleep(0.005)
@@ -267,7 +267,7 @@ def test_dns_over_udp_goes_to_the_proxy_and_the_answer_seems_the_servers(
         with where.entered():
             sock = world.stack.enter_context(socket.socket(ends.family, socket.SOCK_DGRAM))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
-        sock.settimeout(5)
+        sock.settimeout(20)
         sock.bind((address, port))
         return sock
 

@@ -43,12 +43,14 @@ def routing(pod: Namespace) -> str:
     return "".join(pod.run(*command).stdout for command in commands)
 
 
-def proxied(pod: Namespace, client: str, app: tuple[str, int]) -> socket.socket:
+def proxied(
+    pod: Namespace, client: str, app: tuple[str, int], seconds: float = 20.0
+) -> socket.socket:
     """What the proxy dials the app with: the client's address, any port, the mark."""
     v6 = ":" in client
     with pod.entered():
         sock = socket.socket(socket.AF_INET6 if v6 else socket.AF_INET)
-    sock.settimeout(1)
+    sock.settimeout(seconds)
     if v6:
         sock.setsockopt(socket.IPPROTO_IPV6, IPV6_TRANSPARENT, 1)
     else:
@@ -75,10 +77,10 @@ def test_the_app_sees_the_client_and_answers_the_proxy(
         app = socket.create_server((own, 8080), family=family)
     with app:
         with pytest.raises(TimeoutError):
-            proxied(pod, client, (own, 8080))
+            proxied(pod, client, (own, 8080), seconds=1.0)
         pod_routes.install(ns)
         with proxied(pod, client, (own, 8080)) as sock:
-            app.settimeout(5)
+            app.settimeout(20)
             accepted, peer = app.accept()
             with accepted:
                 assert peer[0] == client
@@ -94,7 +96,7 @@ def test_traffic_of_the_outside_is_as_before(pod: Namespace, ns: NetNs, topology
     outside = topology.namespaces["r"]
     with pod.entered():
         app = socket.create_server(("10.99.0.1", 8080))
-    with app, outside.entered(), socket.create_connection(("10.99.0.1", 8080), timeout=5) as sock:
+    with app, outside.entered(), socket.create_connection(("10.99.0.1", 8080), timeout=20) as sock:
         accepted, peer = app.accept()
         with accepted:
             assert peer == sock.getsockname()

@@ -62,7 +62,7 @@ TABLES = ("pods", "lips", "ports", "cidrs", "agg")
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < end, "it did not come to pass"
         time.sleep(0.01)
@@ -302,14 +302,14 @@ def proxied(pod: Namespace) -> Iterator[tuple[socket.socket, socket.socket]]:
         app = socket.create_server(("10.99.0.1", 8080))
         dialled = socket.socket()
     with app, dialled:
-        dialled.settimeout(5)
+        dialled.settimeout(20)
         dialled.setsockopt(socket.SOL_IP, IP_TRANSPARENT, 1)
         dialled.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, abi.TRANSPARENT_MARK)
         dialled.bind(("10.99.0.2", 0))
         dialled.connect(("10.99.0.1", 8080))
         accepted, _ = app.accept()
         with accepted:
-            accepted.settimeout(5)
+            accepted.settimeout(20)
             yield dialled, accepted
 
 

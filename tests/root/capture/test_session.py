@@ -43,7 +43,7 @@ def connect_from(where: Namespace, host: str, port: int) -> int:
     with where.entered():
         client = socket.socket(family)
     with client:
-        client.settimeout(5)
+        client.settimeout(20)
         return client.connect_ex((host, port))
 
 
@@ -160,7 +160,7 @@ def pods_in(capture: Capture) -> int:
     return sum(1 for f in flags if not f & abi.PodFlag.HOST)
 
 
-def wait_until(condition: Callable[[], bool], deadline_seconds: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], deadline_seconds: float = 30.0) -> None:
     """Returns when the condition holds; fails the test at the deadline."""
     done = threading.Event()
     end = threading.Timer(deadline_seconds, done.set)
@@ -476,5 +476,5 @@ def test_a_thousand_pods_come_and_go_without_a_trace(capture: Capture) -> None:
     for name in ("lips", "ports", "agg", "lsn"):
         assert capture.maps[name].count() == 0, name
     assert list((capture.instance.links / "sk_lookup").iterdir()) == []
-    assert descriptors() == at_first[1]
+    assert descriptors() <= at_first[1]  # one of another test may have been closed meanwhile
     assert resident() < at_first[0] * 1.1, "memory grows with pods that are gone"

@@ -34,9 +34,9 @@ _READ_ONE_FOR_EVER = (
 
 
 def _read_until(reader: EventReader, enough: Callable[[list[Event | Lost]], bool]) -> list[Event]:
-    """Events until a condition holds, for at most ten seconds."""
+    """Events until a condition holds, for at most 30 seconds."""
     found: list[Event | Lost] = []
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while not enough(found):
         assert time.monotonic() < end, found
         found += reader.read(0.2)
@@ -182,11 +182,20 @@ def test_lost_events_are_an_event(
                     connections += 1
                 lost = _lost(capture)
         found = reader.poll()
-    events = [item for item in found if isinstance(item, Event)]
-    (gone,) = [item for item in found if isinstance(item, Lost)]
-    assert gone.count == lost
-    assert len(events) + lost == 3 * connections
-    assert 0.9 * room < len(events) <= room
+        assert 0.9 * room < sum(isinstance(item, Event) for item in found) <= room
+        # the last of them may be about to close still
+        end = time.monotonic() + 30
+        while (told := _told(found)) != 3 * connections:
+            assert time.monotonic() < end, f"{told} events of {connections} connections"
+            found += reader.read(0.2)
+    gone = [item.count for item in found if isinstance(item, Lost)]
+    assert None not in gone
+    assert gone[0] and gone[0] >= lost
+
+
+def _told(found: list[Event | Lost]) -> int:
+    """How many events are there or counted as lost."""
+    return sum((item.count or 0) if isinstance(item, Lost) else 1 for item in found)
 
 
 def _lost(capture: Capture) -> int:
@@ -212,7 +221,7 @@ def test_watch_prints_json_lines(
         text=True,
     )
     try:
-        _await_lock(instance)
+        _await_lock(instance, kinds=2)
         client, server = scene.pair()
         client.close()
         server.close()
@@ -225,10 +234,10 @@ def test_watch_prints_json_lines(
     assert first["id"] == second["id"] and child.returncode == 0
 
 
-def _await_lock(instance: Instance) -> None:
-    """Until a reader has set its deadlines: the watch map holds one."""
-    end = time.monotonic() + 20
+def _await_lock(instance: Instance, kinds: int) -> None:
+    """Until a reader has set its deadlines: the watch map holds one for each kind."""
+    end = time.monotonic() + 30
     with Capture.open(instance) as capture:
-        while not any(any(value) for _, value in capture.maps["watch"].items()):
+        while sum(any(value) for _, value in capture.maps["watch"].items()) < kinds:
             assert time.monotonic() < end
             time.sleep(0.01)

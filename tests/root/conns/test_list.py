@@ -26,6 +26,7 @@ from nodenet.conns.reader import ConnReader
 from nodenet.kernel.netns import NetNs
 from nodenet.kernel.sock_diag import ALL_STATES, SockDiag
 from nodenet.paths import Instance
+from tests.root.dialling import wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
 
@@ -86,7 +87,7 @@ def test_watching_shows_only_what_changes(scene: Any, enrol: Enrol, instance: In
             lines.append(json.loads(child.stdout.readline()))
     finally:
         child.send_signal(2)
-        assert child.wait(10) == 0
+        assert child.wait(60) == 0
         child.stdout.close()
     changes = {(line["change"], line["id"]) for line in lines}
     # its close may be seen half-way, as a change of state
@@ -170,6 +171,7 @@ def test_no_dump_where_every_socket_has_a_record(
     client, server = scene.pair()
     client.close()
     server.close()
+    wait_for(lambda: ConnReader(instance).counters().live == 1, "the other one is closed")
     assert len(flat(open_connections(ConnReader(instance), Filter()))) == 1
     assert dumps == []
 
@@ -250,6 +252,8 @@ def test_more_closed_ones_than_are_kept(
             with socket.create_connection(("10.99.0.2", 8080)) as client:
                 scene.listener.accept()[0].close()
                 client.recv(1)
+    # the last one may be about to close still
+    wait_for(lambda: ConnReader(instance).counters().closed >= count, "all are closed")
     counters = ConnReader(instance).counters()
     assert (counters.closed, counters.closed_kept, counters.evicted) == (count, 16_384, 100)
     assert counters.live == 0

@@ -36,8 +36,8 @@ def connection(
                 socket.create_server((listen, 8080), family=family, dualstack_ipv6=listen == "::")
             )
         with client.entered():
-            dialled = stack.enter_context(socket.create_connection((dial, 8080), timeout=5))
-        listener.settimeout(5)
+            dialled = stack.enter_context(socket.create_connection((dial, 8080), timeout=20))
+        listener.settimeout(20)
         accepted = stack.enter_context(listener.accept()[0])
         yield accepted, dialled
 
@@ -70,7 +70,7 @@ def test_the_dump_is_of_the_namespace_and_ending_resets_the_peer(
             assert diag.destroy(target) is False
         with pytest.raises(ConnectionAbortedError):
             accepted.recv(1)
-        dialled.settimeout(5)
+        dialled.settimeout(20)
         with pytest.raises(ConnectionResetError):
             dialled.recv(1)
 

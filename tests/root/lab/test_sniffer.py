@@ -59,7 +59,8 @@ def test_what_comes_in_is_written_whole_and_in_order(
     assert _payloads(path) == [*sent, b"six"]
     assert heard.lost == 0
     assert list(scapy_reader.read(path)) == list(pcap.read(path))
-    assert (_files(), threading.active_count()) == before
+    files, threads = _files(), threading.active_count()
+    assert files <= before[0] and threads <= before[1]
 
 
 def test_what_goes_out_is_not_heard(pair: tuple[Namespace, Namespace], tmp_path: Path) -> None:
@@ -83,14 +84,14 @@ def test_a_stream_larger_than_a_packet_is_there_to_the_last_byte(
             listener = socket.create_server((RIGHT, 0))
         with listener:
             with left.entered():
-                client = socket.create_connection(listener.getsockname(), timeout=10)
+                client = socket.create_connection(listener.getsockname(), timeout=30)
             server, _ = listener.accept()
             with client, server:
                 reader = threading.Thread(target=lambda: server.recv(1 << 22, socket.MSG_WAITALL))
                 reader.start()
                 client.sendall(data)
                 client.shutdown(socket.SHUT_WR)
-                reader.join(10)
+                reader.join(60)
     assert heard.lost == 0
     segments = {p.sequence: p.payload for p in pcap.read(path) if p.payload and p.target == RIGHT}
     first = min(segments)

@@ -23,7 +23,7 @@ def _reach(source: Namespace, target: Namespace, address: str) -> str:
         server = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     with server:
         with source.entered():
-            client = socket.create_connection((address, server.getsockname()[1]), timeout=5)
+            client = socket.create_connection((address, server.getsockname()[1]), timeout=20)
         with client:
             accepted, peer = server.accept()
             accepted.close()

@@ -30,7 +30,7 @@ TCP_FASTOPEN_CONNECT: Final = 30
 IP_BIND_ADDRESS_NO_PORT: Final = 24
 IPPROTO_MPTCP: Final = 262
 #: For what is expected to hang.
-SHORT_SECONDS: Final = 0.3
+SHORT_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

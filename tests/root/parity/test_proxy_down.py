@@ -9,6 +9,7 @@ import pytest
 
 from nodenet import abi
 from nodenet.errors import NotSupported
+from tests.root.dialling import TIMEOUT_SECONDS
 from tests.root.parity.cases import Case, only_ebpf
 from tests.root.parity.rows import parity
 from tests.root.recording import Recorder
@@ -84,7 +85,7 @@ def test_a_dns_query_is_refused(any_case: Case, connect: bool) -> None:
     seen = case.query(
         a.outside,
         connect=connect,
-        timeout=SHORT_SECONDS,
+        timeout=TIMEOUT_SECONDS if case.ebpf or connect else SHORT_SECONDS,
         explained=None if case.ebpf else "captured O8",
     )
     if case.ebpf:

@@ -37,7 +37,7 @@ from tests.root.world import random_instance
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
 
 NODENET = (sys.executable, "-m", "nodenet.cli.main")
-DEADLINE = 20.0
+DEADLINE = 30.0
 NODE_ID = 3
 OPTIONS = EnrolOptions(
     dns=True, exclude_ports=(ExcludedPort("in", 9),), on_proxy_down="open", direction="both"

@@ -28,7 +28,7 @@ from nodenet.lab.topology import Namespace, Topology
 from nodenet.paths import Instance
 
 #: Seconds anything here may take on a busy machine; never waited for in full when all is well.
-DEADLINE = 15.0
+DEADLINE = 30.0
 POD4, OUT4, POD6, OUT6 = "10.99.0.1", "10.99.0.2", "fd99::1", "fd99::2"
 
 _OUTBOUND = """

@@ -17,6 +17,7 @@ from nodenet.agents.ztunnel.admin_socket import admin_socket
 from nodenet.capture.session import Capture
 from nodenet.httpd.client import TcpAddress, fetch
 from nodenet.lab.topology import Topology
+from tests.interop.peers import free_ports
 from tests.root.agents.ztunnel.meshed import B4, Meshed, deny
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
@@ -48,15 +49,6 @@ def answer(world: Meshed, *arguments: str) -> Any:
     done = nodenet(world, *arguments, "-j")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
 
 
 def exchange(client: socket.socket, server: socket.socket) -> None:

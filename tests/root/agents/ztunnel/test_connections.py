@@ -141,8 +141,8 @@ def test_a_destination_without_a_route_is_a_reset_at_once(world: Proxied) -> Non
 def test_a_destination_that_does_not_answer_is_a_reset_after_the_deadline(world: Proxied) -> None:
     world.out.run("iptables", "-A", "INPUT", "-p", "tcp", "--dport", "7", "-j", "DROP")
     proxy = world.proxy("--connect-timeout=0.3")
+    started = time.monotonic()
     with world.connect(world.pod, OUT4, 7) as client:
-        started = time.monotonic()
         assert ends_in_reset(client)
         assert time.monotonic() - started >= 0.25
     proxy.wait_for(r"dial to 10.99.0.2:7 for \S+ failed: Connection timed out")

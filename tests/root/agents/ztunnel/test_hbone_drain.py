@@ -19,7 +19,7 @@ from tests.root.agents.ztunnel.meshed import B4
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
 
 _HEADER = struct.Struct("!IBI")
-HEADERS, PING, GOAWAY = 1, 6, 7
+HEADERS, SETTINGS, PING, GOAWAY = 1, 4, 6, 7
 
 
 @pytest.fixture
@@ -65,6 +65,7 @@ def test_a_request_that_crosses_the_goaway_is_served(strange: Strange) -> None:
     with strange.mesh.listen(strange.mesh.b) as listener, strange.client() as peer:
         peer.flush()
         frames = Frames(peer)
+        frames.until(SETTINGS)  # the proxy's handshake is over too
         os.kill(proxy.pid, signal.SIGTERM)
         proxy.wait_for("draining")
         _, last = frames.until(GOAWAY)
@@ -81,6 +82,7 @@ def test_without_tunnels_it_ends_when_the_goaway_has_been_read(strange: Strange)
     with strange.client() as peer:
         peer.flush()
         frames = Frames(peer)
+        frames.until(SETTINGS)  # the proxy's handshake is over too
         os.kill(proxy.pid, signal.SIGTERM)
         _, opaque = frames.until(PING)
         peer.raw(b"\0\0\x08\x06\1\0\0\0\0" + opaque)

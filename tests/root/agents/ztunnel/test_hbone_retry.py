@@ -27,7 +27,7 @@ def world(capture: Capture, topology: Topology, tmp_path: Path) -> Iterator[Mesh
     services = {"test/b.test.svc": {80: 8080}}
     made.mesh["workloads"].append(workload("c", "n2", NOBODY4, services=services))
     try:
-        made.start("--connect-timeout=0.3", nodes=("n1",))
+        made.start("--connect-timeout=1", nodes=("n1",))
         yield made
     finally:
         made.stop()

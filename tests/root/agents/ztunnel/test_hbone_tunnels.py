@@ -172,14 +172,19 @@ def descriptors(proxy: ProxyProcess, more: int) -> Iterator[None]:
         resource.prlimit(proxy.pid, resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def ask_all(world: Meshed, count: int) -> int:
-    """So many connections at once, of which each wants an answer; how many got one."""
+def ask_all(world: Meshed, count: int, *, some_refused: bool = False) -> int:
+    """So many connections at once, of which each wants an answer; how many got one.
+
+    With ``some_refused`` none gets one before the first is refused.
+    """
     with world.listen(world.b) as listener, contextlib.ExitStack() as stack:
         port = listener.getsockname()[1]
         waiting = [stack.enter_context(world.connect(world.a, B4, port)) for _ in range(count)]
         for client in waiting:
             with contextlib.suppress(OSError):
                 client.sendall(b"hello")
+        if some_refused:
+            assert select.select(waiting, [], [], DEADLINE)[0]
         answered = 0
         while waiting:
             ready = select.select([listener, *waiting], [], [], DEADLINE)[0]
@@ -215,7 +220,7 @@ def test_without_descriptors_inbound_tunnels_are_refused(world: Meshed) -> None:
     with world.pair() as pair:
         exchange(pair, KIB)
         with descriptors(world.proxies["n2"], 10):
-            assert 8 <= ask_all(world, 40) < 40
+            assert 8 <= ask_all(world, 40, some_refused=True) < 40
             exchange(pair, KIB)
         assert ask_all(world, 20) == 20
     assert 'error="connection failed: Too many open files"' in world.access("n2", "error=")

@@ -33,7 +33,7 @@ def listening(pod: Namespace) -> set[int]:
     return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"}
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 15.0) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
     """Until a call returns something true."""
     end = time.monotonic() + seconds
     while not condition():
@@ -72,7 +72,7 @@ def test_without_its_cgroup_it_does_not_start(world: Proxied) -> None:
 def test_a_second_one_says_who_runs_and_another_node_may(world: Proxied) -> None:
     proxy = world.proxy()
     second = world.start()
-    assert second.process.wait(15) == 1
+    assert second.process.wait(30) == 1
     lock = lock_path(world.instance, None)
     assert f"nodenet: already running: pid {proxy.pid} holds {lock}" in second.text()
     assert world.start("--node=other").ready().text().count("pods=0") == 1
@@ -216,7 +216,7 @@ def test_sigterm_lets_open_connections_finish(world: Proxied) -> None:
         server.sendall(b"two")
         assert client.recv(10) == b"two"
         assert proxy.process.poll() is None
-    assert proxy.process.wait(15) == 0
+    assert proxy.process.wait(30) == 0
     assert "drained: 0 connections cut" in proxy.text()
     assert not lock_path(world.instance, None).exists()
 
@@ -233,7 +233,7 @@ def test_what_does_not_finish_is_reset(world: Proxied, how: str) -> None:
         if how == "second signal":
             proxy.process.send_signal(signal.SIGTERM)
         assert all(map(ends_in_reset, (client, server, other, app)))
-    assert proxy.process.wait(15) == 0
+    assert proxy.process.wait(30) == 0
     assert "2 connections cut" in proxy.text()
 
 
@@ -254,7 +254,7 @@ def test_systemd_is_told(world: Proxied, tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(path))
-        manager.settimeout(15)
+        manager.settimeout(30)
         monkeypatch.setitem(os.environ, "NOTIFY_SOCKET", str(path))
         proxy = world.proxy()
         assert manager.recv(100) == b"READY=1"

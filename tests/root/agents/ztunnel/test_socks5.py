@@ -85,6 +85,6 @@ def test_what_is_no_request_is_refused(world: Meshed, request_: bytes, reply: by
 def test_the_listener_is_on_loopback_only(world: Meshed) -> None:
     with pytest.raises(ConnectionRefusedError):
         with world.b.entered():
-            socket.create_connection(("127.0.0.2", 15080), timeout=5)
+            socket.create_connection(("127.0.0.2", 15080), timeout=20)
     with world.connect(world.a, B4, 15080) as client:
         assert ends_in_reset(client)
