@@ -116,6 +116,9 @@ class Process:
         except AssertionError as error:
             self.kill()
             raise AssertionError(f"{error}\n{self.log.read_text()[-4000:]}") from None
+        except BaseException:  # Ctrl-C: nobody else knows of it yet
+            self.kill()
+            raise
 
     def _healthy(self) -> bool:
         assert self._process is not None
