@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 from time import monotonic
-from typing import Final
+from typing import Final, TypeVar
 
 from nodenet.agents.konnectivity import agent_tls
 from nodenet.agents.konnectivity.agent_config import AgentConfig
@@ -23,7 +23,7 @@ from nodenet.konnectivity.agent_tunnel import Counts
 from nodenet.konnectivity.errors import MalformedPacket
 from nodenet.konnectivity.packets import AGENT_METHOD
 from nodenet.rpc.aio import RpcProtocol
-from nodenet.rpc.call import CallHandler
+from nodenet.rpc.call import Buffer, CallHandler
 from nodenet.rpc.connection import Role
 from nodenet.rpc.headers import Metadata
 from nodenet.rpc.limits import Limits
@@ -37,6 +37,8 @@ USER_TIMEOUT_SECONDS: Final = 30
 IDLE_SECONDS: Final = 1.0
 #: Upstream's numbers, see docs/konnectivity.md: bytes a stream may have under way towards us.
 _LIMITS: Final = Limits()
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -169,13 +171,23 @@ class ServerStream(CallHandler):
         core = self.core
         if core is None:
             return  # it did not say who it is
+        self._received(core.receive, message)
+
+    def received_pieces(self, pieces: Sequence[Buffer]) -> None:
+        """See `CallHandler`: a packet that is large."""
+        core = self.core
+        if core is not None:
+            self._received(core.receive_pieces, pieces)
+
+    def _received(self, receive: Callable[[T, float], None], message: T) -> None:
         try:
-            core.receive(message, monotonic())
+            receive(message, monotonic())
         except MalformedPacket as error:
             logger.warning("server %s sent no packet: %s", self.server_id, error)
             self.close(error.message)
             return
-        if self._timer is None and core.next_timer() is not None:
+        core = self.core
+        if self._timer is None and core is not None and core.next_timer() is not None:
             self._arm()
 
     def pull(self) -> Sequence[bytes] | None:

@@ -157,6 +157,17 @@ class AgentStream(CallHandler):
             logger.warning("agent %s sent no packet: %s", backend.agent_id, error.message)
             self.call.fail(Status(Code.INTERNAL, error.message))
 
+    def received_pieces(self, pieces: Sequence[Buffer]) -> None:
+        """See `CallHandler`: a packet that is large."""
+        backend = self.backend
+        if backend is None:
+            return
+        try:
+            backend.receive_pieces(pieces, self._agents.loop.time())
+        except MalformedPacket as error:
+            logger.warning("agent %s sent no packet: %s", backend.agent_id, error.message)
+            self.call.fail(Status(Code.INTERNAL, error.message))
+
     def pull(self) -> Sequence[Buffer] | None:
         """See `CallHandler`: the next packet."""
         return self.backend.pull() if self.backend is not None else None

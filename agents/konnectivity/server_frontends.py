@@ -25,6 +25,7 @@ from nodenet.konnectivity.http_connect import (
 )
 from nodenet.konnectivity.server_core import ServerCore
 from nodenet.konnectivity.server_tunnel import Refusal, Tunnel
+from nodenet.rpc import read_buffer
 from nodenet.rpc.call import Buffer, Call, CallHandler
 from nodenet.rpc.status import OK, Code, Status
 
@@ -103,6 +104,13 @@ class GrpcFrontend(CallHandler):
         except MalformedPacket as error:
             self._call.fail(Status(Code.INTERNAL, error.message))
 
+    def received_pieces(self, pieces: Sequence[Buffer]) -> None:
+        """See `CallHandler`: a packet that is large."""
+        try:
+            self.stream.receive_pieces(pieces, self._frontends.loop.time())
+        except MalformedPacket as error:
+            self._call.fail(Status(Code.INTERNAL, error.message))
+
     def pull(self) -> Sequence[Buffer] | None:
         """See `CallHandler`: the next packet."""
         return self.stream.pull()
@@ -125,10 +133,11 @@ class GrpcFrontend(CallHandler):
         self._call.fail(Status(Code.UNAVAILABLE, text))
 
 
-class ConnectProtocol(asyncio.Protocol):
+class ConnectProtocol(asyncio.BufferedProtocol):
     """One CONNECT socket; also the `Frontend` of its tunnel."""
 
     __slots__ = (
+        "_buffer",
         "_early",
         "_early_end",
         "_frontends",
@@ -149,6 +158,7 @@ class ConnectProtocol(asyncio.Protocol):
         self.half_close = False
         self.congested = False
         self.tunnel: Tunnel | None = None
+        self._buffer = read_buffer.shared()
         self._frontends = frontends
         self._loop = frontends.loop
         self._head = b""
@@ -172,8 +182,16 @@ class ConnectProtocol(asyncio.Protocol):
         frontends.sockets[self] = None
         frontends.waiting[self] = self._loop.time() + HEAD_SECONDS
 
-    def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """See asyncio.BufferedProtocol."""
+        return self._buffer.get()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See asyncio.BufferedProtocol."""
+        self.data_received(self._buffer.filled(nbytes))
+
+    def data_received(self, data: Buffer) -> None:
+        """Bytes of the client, which may be kept."""
         tunnel = self.tunnel
         if self._open:
             assert tunnel is not None
@@ -299,7 +317,7 @@ class ConnectProtocol(asyncio.Protocol):
         self.tunnel = None
         self.answer(refused(refusal))
 
-    def data(self, tunnel: Tunnel, message: bytes, start: int, end: int) -> None:
+    def data(self, tunnel: Tunnel, message: Buffer, start: int, end: int) -> None:
         """See `Frontend`."""
         self.transport.write(memoryview(message)[start:end] if start else message)
 

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Final, cast
 
 from nodenet.agents.konnectivity.server_config import TlsFiles
+from nodenet.agents.konnectivity.server_frontends import ConnectProtocol
 from nodenet.httpd.sockets import ANYWHERE, UnixListener, open_tcp, open_unix
 from nodenet.konnectivity.tls_files import TlsUnusable, load_authorities, load_pair
+from nodenet.rpc.aio import RpcProtocol
 
 #: Seconds between two looks at the files. The kubelet itself takes a minute to show a new secret.
 RELOAD_SECONDS: Final = 5.0
@@ -34,7 +36,7 @@ KEEPALIVE_PROBES: Final = 3
 BACKLOG: Final = 4096
 _HTTP2: Final = b"PRI "
 
-Factory = Callable[[], asyncio.Protocol]
+Factory = Callable[[], asyncio.BaseProtocol]
 
 logger = logging.getLogger(__name__)
 
@@ -224,7 +226,9 @@ def open_frontend_socket(path: Path, *, delete: bool) -> UnixListener:
 class EitherProtocol(asyncio.Protocol):
     """Becomes a protocol of gRPC or of CONNECT by the first bytes of the connection."""
 
-    def __init__(self, grpc: Factory, connect: Factory) -> None:
+    def __init__(
+        self, grpc: Callable[[], RpcProtocol], connect: Callable[[], ConnectProtocol]
+    ) -> None:
         self._grpc = grpc
         self._connect = connect
         self._start = b""

@@ -62,11 +62,13 @@ from nodenet.konnectivity.packets import (
     PacketType,
     UnknownPacket,
     Window,
+    data_pieces,
     data_prefix,
     data_span,
     pull_packet,
     push_packet,
 )
+from nodenet.rpc.call import Buffer
 
 #: Bytes of all tunnels of a stream that wait for their remotes.
 HELD_BYTES: Final = 256 * 1024 * 1024
@@ -136,7 +138,23 @@ class AgentCore:
             else:
                 self._data(tunnel, memoryview(message)[span.start : span.end], now)
             return
-        packet = pull_packet(message)
+        self._packet(pull_packet(message), now)
+
+    def receive_pieces(self, pieces: Sequence[Buffer], now: float) -> None:
+        """As `receive`, of a large message: payload goes on in the pieces it came in."""
+        found = data_pieces(pieces)
+        tunnel = None if found is None else self.tunnels.get(found[0])
+        if found is None or tunnel is None:
+            self.receive(b"".join(pieces), now)
+            return
+        counts = self.counts.packets_in
+        counts[4] = counts.get(4, 0) + 1
+        for piece in found[1]:
+            if tunnel.up:
+                self._data(tunnel, memoryview(piece), now)
+
+    def _packet(self, packet: Packet, now: float) -> None:
+        counts = self.counts.packets_in
         kind = _type_of(packet)
         counts[kind] = counts.get(kind, 0) + 1
         match packet:
@@ -343,7 +361,7 @@ class AgentCore:
         tunnel.progress_at = now
         if self.window:
             tunnel.taken += size
-            if tunnel.taken >= self.window >> 2 and not tunnel.server_ended:
+            if tunnel.taken >= self.window >> 1 and not tunnel.server_ended:
                 self._push(Window(tunnel.connect_id, tunnel.taken))
                 tunnel.room += tunnel.taken
                 tunnel.taken = 0

@@ -33,7 +33,7 @@ slows down what comes from its agent, a stalled one only costs itself.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodenet.konnectivity.extensions import OURS, Extensions
@@ -46,8 +46,10 @@ from nodenet.konnectivity.packets import (
     DialResponse,
     Drain,
     HalfClose,
+    Packet,
     PacketType,
     Window,
+    data_pieces,
     data_span,
     packet_type,
     pull_packet,
@@ -65,6 +67,7 @@ from nodenet.konnectivity.server_tunnel import (
     State,
     Tunnel,
 )
+from nodenet.rpc.call import Buffer
 
 if TYPE_CHECKING:
     from nodenet.konnectivity.server_core import ServerCore
@@ -255,7 +258,21 @@ class Backend:
             else:
                 self._stray_data(span.connect_id)
             return
-        packet = pull_packet(message)
+        self._packet(pull_packet(message), message, now)
+
+    def receive_pieces(self, pieces: Sequence[Buffer], now: float) -> None:
+        """As `receive`, of a large message: payload goes on in the pieces it came in."""
+        found = data_pieces(pieces)
+        tunnel = None if found is None else self.tunnels.get(found[0])
+        if found is None or tunnel is None:
+            self.receive(b"".join(pieces), now)
+            return
+        self._counts.from_agent.by_type[PacketType.DATA] += 1
+        for piece in found[1]:
+            if tunnel.state is State.OPEN:
+                self._data(tunnel, piece, 0, len(piece), now)
+
+    def _packet(self, packet: Packet, message: bytes, now: float) -> None:
         counts = self._counts.from_agent
         match packet:
             case DialResponse():
@@ -343,7 +360,7 @@ class Backend:
         assert frontend is not None
         frontend.refused(tunnel, refusal)
 
-    def _data(self, tunnel: Tunnel, message: bytes, start: int, end: int, now: float) -> None:
+    def _data(self, tunnel: Tunnel, message: Buffer, start: int, end: int, now: float) -> None:
         size = end - start
         tunnel.received += size
         tunnel.room -= size
@@ -378,7 +395,7 @@ class Backend:
         if not self.window:
             return
         tunnel.taken += size
-        if tunnel.taken >= self.window >> 2 and tunnel.state is State.OPEN:
+        if tunnel.taken >= self.window >> 1 and tunnel.state is State.OPEN:
             self._push(Window(tunnel.connect_id, tunnel.taken))
             tunnel.room += tunnel.taken
             tunnel.taken = 0

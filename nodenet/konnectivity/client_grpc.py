@@ -24,13 +24,14 @@ from nodenet.konnectivity.packets import (
     DialResponse,
     HalfClose,
     Packet,
+    data_pieces,
     data_prefix,
     data_span,
     pull_packet,
     push_packet,
 )
 from nodenet.rpc.aio import RpcProtocol
-from nodenet.rpc.call import Call, CallHandler
+from nodenet.rpc.call import Buffer, Call, CallHandler
 from nodenet.rpc.connection import Role
 from nodenet.rpc.errors import CallOver
 from nodenet.rpc.headers import Metadata
@@ -168,7 +169,7 @@ class GrpcStream(CallHandler):
         """The remote has."""
         self._end_sent = self._close_sent = False
         self._call_over = asyncio.Event()
-        self._inbox: deque[bytes] = deque()
+        self._inbox: deque[Buffer] = deque()
         self._inbox_bytes = 0
         self._readable = asyncio.Event()
         self._outbox: deque[tuple[bytes, ...]] = deque()
@@ -212,7 +213,7 @@ class GrpcStream(CallHandler):
         self._inbox_bytes -= len(data)
         if self.call.paused and self._inbox_bytes < HELD_BYTES // 2:
             self.call.resume()
-        return data
+        return bytes(data)
 
     async def write(self, data: bytes) -> None:
         """See `client.Stream`."""
@@ -276,6 +277,18 @@ class GrpcStream(CallHandler):
         if span is not None:
             self._data(span.connect_id, message[span.start : span.end])
             return
+        self._packet(message)
+
+    def received_pieces(self, pieces: Sequence[Buffer]) -> None:
+        """See `CallHandler`: payload is kept in the pieces it came in."""
+        found = data_pieces(pieces)
+        if found is None:
+            self.received(b"".join(pieces))
+            return
+        for piece in found[1]:
+            self._data(found[0], piece)
+
+    def _packet(self, message: bytes) -> None:
         try:
             packet = pull_packet(message)
         except MalformedPacket as malformed:
@@ -328,7 +341,7 @@ class GrpcStream(CallHandler):
             self._connect_id = connect_id
             self._dialled.set_result(None)
 
-    def _data(self, connect_id: int, payload: bytes) -> None:
+    def _data(self, connect_id: int, payload: Buffer) -> None:
         if connect_id != self._connect_id or self._close_sent or not payload:
             return
         self._inbox.append(payload)

@@ -21,7 +21,7 @@ from typing import Final
 KEY: Final = "nodenet-extensions"
 #: Bytes of one connection that we take before it is read on: at 20 ms from the agent 50 MB/s, and
 #: what a stalled reader costs in memory at most.
-DEFAULT_WINDOW_BYTES: Final = 1 << 20
+DEFAULT_WINDOW_BYTES: Final = 2 << 20
 #: Below it a connection would stop for every packet, above it there is no limit left.
 LEAST_WINDOW_BYTES: Final = 16 << 10
 MOST_WINDOW_BYTES: Final = 1 << 30

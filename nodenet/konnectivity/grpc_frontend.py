@@ -28,6 +28,7 @@ client ends the stream. Row numbers are those of the tests.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -42,6 +43,7 @@ from nodenet.konnectivity.packets import (
     HalfClose,
     Packet,
     PacketType,
+    data_pieces,
     data_span,
     packet_type,
     pull_packet,
@@ -49,6 +51,7 @@ from nodenet.konnectivity.packets import (
 )
 from nodenet.konnectivity.payload_queue import PayloadQueue, Pieces
 from nodenet.konnectivity.server_tunnel import UNLIMITED, Refusal, Tunnel
+from nodenet.rpc.call import Buffer
 
 if TYPE_CHECKING:
     from nodenet.konnectivity.server_core import ServerCore
@@ -121,6 +124,22 @@ class ProxyStream:
         self._counts.from_client.count(packet_type(message))
         if self.phase is not Phase.STOPPED:
             self._packet(packet, message, now)
+
+    def receive_pieces(self, pieces: Sequence[Buffer], now: float) -> None:
+        """As `receive`, of a large message: payload goes on in the pieces it came in."""
+        found = data_pieces(pieces)
+        tunnel = self.tunnel
+        if (
+            found is None
+            or tunnel is None
+            or self.phase is not Phase.OPEN
+            or found[0] != tunnel.connect_id
+        ):
+            self.receive(b"".join(pieces), now)
+            return
+        self._counts.from_client.by_type[PacketType.DATA] += 1
+        for piece in found[1]:
+            tunnel.send(piece, 0, len(piece))
 
     def _packet(self, packet: Packet, message: bytes, now: float) -> None:
         tunnel = self.tunnel
@@ -244,7 +263,7 @@ class ProxyStream:
         self._stop()
         self._answer(self._first, DialResponse(refusal.text, 0, tunnel.dial_id))
 
-    def data(self, tunnel: Tunnel, message: bytes, start: int, end: int) -> None:
+    def data(self, tunnel: Tunnel, message: Buffer, start: int, end: int) -> None:
         """See `Frontend`."""
         self._queue.push(message, start, end)
         if self._queue.size >= CONGESTED_BYTES:

@@ -10,6 +10,7 @@ type with zero values, and an unknown type is an `UnknownPacket`, as everywhere 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final
 
@@ -18,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from nodenet.konnectivity.errors import MalformedPacket
 from nodenet.konnectivity.proto import packet_pb2 as pb
+from nodenet.rpc.call import Buffer
 
 #: gRPC paths. Upstream's files declare no package, so neither has a prefix.
 PROXY_METHOD: Final = "/ProxyService/Proxy"
@@ -28,6 +30,8 @@ AGENT_METHOD: Final = "/AgentService/Connect"
 MAX_PAYLOAD_BYTES: Final = (4 << 20) - 64
 
 _DATA_START: Final = b"\x08\x04\x22"  # type = DATA, then the field of the payload
+#: More than `data_prefix` ever makes.
+_HEAD_BYTES: Final = 32
 _MASK64: Final = (1 << 64) - 1
 
 
@@ -132,8 +136,10 @@ class DataSpan(msgspec.Struct, frozen=True, gc=False):
     end: int
 
 
-def data_span(message: bytes) -> DataSpan | None:
+def data_span(message: bytes, size: int | None = None) -> DataSpan | None:
     """The connection id and the payload's place of a DATA message, without copying a byte.
+
+    ``message`` may be its beginning alone where ``size`` is the whole's.
 
     None for everything that is not DATA as every known encoder writes it (type, then the one
     payload field to the end of the message; inside it the id, then the bytes to its end). Such a
@@ -141,13 +147,15 @@ def data_span(message: bytes) -> DataSpan | None:
     """
     if message[:3] != _DATA_START:
         return None
+    if size is None:
+        size = len(message)
     try:
         at = 3
         length = message[at]
         at += 1
         if length >= 0x80:
             length, at = _more(message, at, length)
-        if at + length != len(message) or not length:
+        if at + length != size or not length:
             return None
         connect_id = 0
         if message[at] == 0x08:
@@ -157,7 +165,7 @@ def data_span(message: bytes) -> DataSpan | None:
                 connect_id, at = _more(message, at, connect_id)
                 if connect_id > 0x7FFF_FFFF_FFFF_FFFF:
                     return None  # negative: nobody's id
-        if at == len(message):
+        if at == size:
             return DataSpan(connect_id, at, at)
         if message[at] != 0x1A:
             return None
@@ -167,7 +175,20 @@ def data_span(message: bytes) -> DataSpan | None:
             length, at = _more(message, at, length)
     except IndexError:
         return None
-    return DataSpan(connect_id, at, at + length) if at + length == len(message) else None
+    return DataSpan(connect_id, at, at + length) if at + length == size else None
+
+
+def data_pieces(pieces: Sequence[Buffer]) -> tuple[int, list[Buffer]] | None:
+    """As `data_span` for a message in pieces: the connection id, and the payload in pieces.
+
+    None also where the bytes before the payload are not all in the first one.
+    """
+    first = pieces[0]
+    span = data_span(bytes(first[:_HEAD_BYTES]), sum(map(len, pieces)))
+    if span is None or span.start > len(first):
+        return None
+    payload = [memoryview(first)[span.start :], *pieces[1:]]
+    return span.connect_id, [piece for piece in payload if piece]
 
 
 def _more(message: bytes, at: int, value: int) -> tuple[int, int]:

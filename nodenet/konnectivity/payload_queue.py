@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from nodenet.konnectivity.packets import MAX_PAYLOAD_BYTES, data_prefix
+from nodenet.rpc.call import Buffer
 
 #: A message of so many bytes is worth its cost: it is not copied into a larger one.
 ENOUGH_BYTES: Final = 32 << 10
 
-Pieces = Sequence[bytes | memoryview]
+Pieces = Sequence[Buffer]
 
 
 class PayloadQueue:
@@ -24,14 +25,14 @@ class PayloadQueue:
     __slots__ = ("_items", "size")
 
     def __init__(self) -> None:
-        self._items: deque[tuple[bytes, int, int]] = deque()
+        self._items: deque[tuple[Buffer, int, int]] = deque()
         self.size = 0
         """Bytes of payload."""
 
     def __bool__(self) -> bool:
         return bool(self._items)
 
-    def push(self, message: bytes, start: int, end: int) -> None:
+    def push(self, message: Buffer, start: int, end: int) -> None:
         """Queues ``message[start:end]``. ``start`` 0 means bare bytes, else it is a whole DATA."""
         self._items.append((message, start, end))
         self.size += end - start
@@ -58,7 +59,7 @@ class PayloadQueue:
                 return (message,), size
             return (data_prefix(connect_id, size), message), size
         room = left = min(gather, most)
-        parts: list[bytes | memoryview] = [b""]
+        parts: list[Buffer] = [b""]
         while items and left:
             message, start, end = items[0]
             size = end - start

@@ -15,6 +15,7 @@ import msgspec
 
 from nodenet.konnectivity.payload_queue import PayloadQueue
 from nodenet.konnectivity.server_counts import DialFailure
+from nodenet.rpc.call import Buffer
 
 if TYPE_CHECKING:
     from nodenet.konnectivity.backend import Backend
@@ -70,8 +71,8 @@ class Frontend(Protocol):
     def refused(self, tunnel: Tunnel, refusal: Refusal) -> None:
         """The dial came to nothing; the tunnel is over."""
 
-    def data(self, tunnel: Tunnel, message: bytes, start: int, end: int) -> None:
-        """A DATA message whose payload is ``message[start:end]``."""
+    def data(self, tunnel: Tunnel, message: Buffer, start: int, end: int) -> None:
+        """The payload ``message[start:end]``; the rest of the message is its DATA prefix."""
 
     def remote_ended(self, tunnel: Tunnel) -> None:
         """No more DATA; only where `half_close`."""
@@ -163,7 +164,7 @@ class Tunnel:
 
     # -- the frontend ---------------------------------------------------------------------------
 
-    def send(self, message: bytes, start: int, end: int) -> None:
+    def send(self, message: Buffer, start: int, end: int) -> None:
         """Payload for the remote; see `PayloadQueue.push`. After the client's end it is dropped."""
         if self.end is not None or self.state is not State.OPEN:
             return

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, cast
 
+from nodenet.rpc import read_buffer
 from nodenet.rpc.call import Buffer
 from nodenet.rpc.connection import Accept, Connection, Role
 from nodenet.rpc.limits import Limits
@@ -24,7 +25,7 @@ WRITE_LIMIT_BYTES: Final = 8 << 20
 CLOSE_SECONDS: Final = 5.0
 
 
-#: Pieces below it are copied together: each one more is an entry of writev(2).
+#: Pieces below it are copied together: each one more is an entry of writev(2), or a TLS record.
 _SMALL_BYTES: Final = 16 << 10
 
 
@@ -45,7 +46,7 @@ def _gathered(pieces: list[Buffer]) -> list[Buffer]:
     return out
 
 
-class RpcProtocol(asyncio.Protocol):
+class RpcProtocol(asyncio.BufferedProtocol):
     """One connection; `connection` is there from `connection_made` on.
 
     ``on_made`` is told the new connection, ``on_lost`` that it is over (once).
@@ -63,6 +64,7 @@ class RpcProtocol(asyncio.Protocol):
         on_lost: Callable[[RpcProtocol], None] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._buffer = read_buffer.shared()
         self._role = role
         self._limits = limits
         self._accept = accept
@@ -74,7 +76,6 @@ class RpcProtocol(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._flush_queued = False
         self._closing = False
-        self._secure_transport = False
         self._connection: Connection | None = None
 
     @property
@@ -108,7 +109,6 @@ class RpcProtocol(asyncio.Protocol):
         # uvloop's transports are asyncio's by their methods only
         self._transport = transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
-        self._secure_transport = transport.get_extra_info("ssl_object") is not None
         self._connection = Connection(
             self._role,
             now=self._loop.time(),
@@ -123,8 +123,16 @@ class RpcProtocol(asyncio.Protocol):
         if self._on_made is not None:
             self._on_made(self)
 
-    def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """See asyncio.BufferedProtocol."""
+        return self._buffer.get()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See asyncio.BufferedProtocol."""
+        self.data_received(self._buffer.filled(nbytes))
+
+    def data_received(self, data: Buffer) -> None:
+        """Bytes from the peer, which may be kept."""
         assert self._connection is not None
         self._connection.receive(data, self._loop.time())
 
@@ -174,11 +182,7 @@ class RpcProtocol(asyncio.Protocol):
             return
         out = connection.flush()
         if out:
-            if self._secure_transport:
-                # one piece: TLS makes at least one record of each, and a copy costs less than that
-                transport.write(out[0] if len(out) == 1 else b"".join(out))
-            else:
-                transport.writelines(_gathered(out))
+            transport.writelines(_gathered(out))
         if connection.over is not None:
             self._end()
         elif connection.congested:

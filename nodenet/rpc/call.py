@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 Buffer = bytes | memoryview
 
+#: A message of so much is handed on in the pieces it came in: joining them is a copy.
+PIECES_BYTES: Final = 32 << 10
+
 #: Before every message: not compressed, and its length in four bytes.
 _PREFIX_BYTES: Final = 5
 
@@ -32,6 +35,13 @@ class CallHandler:
 
     def received(self, message: bytes) -> None:
         """One message."""
+
+    def received_pieces(self, pieces: Sequence[Buffer]) -> None:
+        """One large message as it arrived, the pieces are the handler's to keep.
+
+        For who passes payload on; others need not know: it comes as `received`.
+        """
+        self.received(b"".join(pieces))
 
     def ended(self) -> None:
         """The client sends no more messages; the server still may."""
@@ -63,6 +73,7 @@ class Call:
         "_out",
         "_out_bytes",
         "_parts",
+        "_parts_bytes",
         "_peer_ended",
         "_queued",
         "_recv_window",
@@ -116,6 +127,7 @@ class Call:
         self._head = b""
         self._need = -1
         self._parts: list[Buffer] = []
+        self._parts_bytes = 0
 
     @property
     def unsent(self) -> int:
@@ -217,7 +229,7 @@ class Call:
             out.popleft()
             room -= size
 
-    def feed(self, data: bytes, at: int, end: int, limit: int) -> None:
+    def feed(self, data: Buffer, at: int, end: int, limit: int) -> None:
         """Takes ``data[at:end]`` of the message stream. MessageRefused over ``limit`` bytes."""
         handler = self.handler
         while at < end:
@@ -244,20 +256,26 @@ class Call:
                     raise MessageRefused(Code.RESOURCE_EXHAUSTED, text)
             left = end - at
             if left < need:
-                # a view keeps the whole chunk, which is mostly this message anyway
                 if left:
-                    self._parts.append(memoryview(data)[at:end])
+                    self._parts.append(_kept(data, at, end))
+                    self._parts_bytes += left
                 self._need = need - left
                 return
-            if self._parts:
-                self._parts.append(memoryview(data)[at : at + need])
+            start, at = at, at + need
+            self._need = -1
+            if self._parts_bytes + need >= PIECES_BYTES:
+                pieces, self._parts = self._parts, []
+                self._parts_bytes = 0
+                pieces.append(_kept(data, start, at))
+                handler.received_pieces(pieces)
+            elif self._parts:
+                self._parts.append(data[start:at])
                 message = b"".join(self._parts)
                 self._parts.clear()
+                self._parts_bytes = 0
+                handler.received(message)
             else:
-                message = data[at : at + need]
-            at += need
-            self._need = -1
-            handler.received(message)
+                handler.received(bytes(data[start:at]))
             if self.over:
                 return
 
@@ -276,6 +294,13 @@ class Call:
         if not self._told:
             self._told = True
             handler.closed(status)
+
+
+def _kept(data: Buffer, start: int, end: int) -> Buffer:
+    """Part of a chunk, to be kept: a view where that is a good part of what it keeps alive."""
+    if (end - start) << 2 < len(data):
+        return bytes(data[start:end])
+    return memoryview(data)[start:end]
 
 
 class MessageRefused(Exception):

@@ -31,6 +31,8 @@ from nodenet.rpc.status import Code, Status, of_http, of_reset
 
 #: Small messages of one call that go into one frame.
 _GATHER_BYTES: Final = 16 << 10
+#: What a message may be larger than a call's share of a turn: prefixes and the like.
+_SPARE_BYTES: Final = 4 << 10
 #: Control frames a peer may make us queue while it does not read (a flood of PINGs).
 _MAX_OUTBOX_FRAMES: Final = 10_000
 _PING: Final = b"nodenet\0"
@@ -187,7 +189,7 @@ class Connection:
 
     # -- the peer -------------------------------------------------------------------------------
 
-    def receive(self, data: bytes, now: float) -> None:
+    def receive(self, data: Buffer, now: float) -> None:
         """Takes bytes from the peer. What breaks the protocol ends the connection (`over`)."""
         if self.over is not None:
             return
@@ -201,7 +203,7 @@ class Connection:
                 self._control(frames.goaway(self._last_peer_id, error.code, debug))
                 self._finish(Status(Code.INTERNAL, error.message))
 
-    def _receive(self, data: bytes) -> None:
+    def _receive(self, data: Buffer) -> None:
         if self._rest:
             data = self._rest + data
             self._rest = b""
@@ -238,12 +240,12 @@ class Connection:
             if end - at < 9 + length:
                 break
             at += 9
-            self._frame(kind, flags, stream_id, data[at : at + length])
+            self._frame(kind, flags, stream_id, bytes(data[at : at + length]))
             at += length
             if self.over is not None:
                 return
         if at < end:
-            self._rest = data[at:]
+            self._rest = bytes(data[at:])
 
     # -- DATA -----------------------------------------------------------------------------------
 
@@ -263,7 +265,7 @@ class Connection:
         if self._recv_window < 0:
             raise PeerViolation(ErrorCode.FLOW_CONTROL_ERROR, "connection window exceeded")
         self._taken += length
-        if self._taken >= self.limits.connection_window >> 2:
+        if self._taken >= self.limits.connection_window >> 1:
             self._control(frames.window_update(0, self._taken))
             self._recv_window += self._taken
             self._taken = 0
@@ -278,7 +280,7 @@ class Connection:
             raise PeerViolation(ErrorCode.FLOW_CONTROL_ERROR, "stream window exceeded")
         return call
 
-    def _data(self, data: bytes, at: int, end: int) -> None:
+    def _data(self, data: Buffer, at: int, end: int) -> None:
         self._data_left -= end - at
         call = self._data_call
         if call is not None and not call.over:
@@ -288,7 +290,7 @@ class Connection:
                 self.refuse(call, error.status)
             else:
                 call._taken += end - at
-                if call._taken >= self.limits.stream_window >> 2 and not call._held:
+                if call._taken >= self.limits.stream_window >> 1 and not call._held:
                     self.give_back(call)
         if not self._data_left:
             self._end_data()
@@ -598,8 +600,13 @@ class Connection:
             size = call._out_bytes
             if not size:
                 return sent
+            # the last bytes of a message do not wait for another turn
             room = min(
-                size, budget - sent, self._send_window, call._send_window, self._peer_max_frame
+                size,
+                budget - sent + _SPARE_BYTES,
+                self._send_window,
+                call._send_window,
+                self._peer_max_frame,
             )
             if room <= 0:
                 return sent

@@ -19,6 +19,14 @@ from nodenet.konnectivity.packets import (
 from nodenet.konnectivity.server_core import ServerCore
 from nodenet.konnectivity.server_tunnel import Refusal, Tunnel
 from nodenet.konnectivity.strategies import Strategy
+from nodenet.rpc.call import Buffer
+
+
+def halves(packet: Packet) -> list[Buffer]:
+    """A packet as it comes when it arrives in two reads."""
+    message = push_packet(packet)
+    middle = len(message) // 2
+    return [memoryview(message)[:middle], message[middle:]]
 
 
 class Agent:
@@ -124,8 +132,8 @@ class Client:
     def refused(self, tunnel: Tunnel, refusal: Refusal) -> None:
         self.told.append(refusal)
 
-    def data(self, tunnel: Tunnel, message: bytes, start: int, end: int) -> None:
-        self.told.append(message[start:end])
+    def data(self, tunnel: Tunnel, message: Buffer, start: int, end: int) -> None:
+        self.told.append(bytes(message[start:end]))
         if self.congested:
             self.waiting += end - start
 

@@ -24,7 +24,9 @@ from nodenet.konnectivity.packets import (
     Packet,
     UnknownPacket,
     Window,
+    push_packet,
 )
+from nodenet.rpc.call import Buffer
 from tests.unit.konnectivity.agent_world import World
 
 WINDOW = OURS.window
@@ -41,6 +43,13 @@ def world() -> World:
 def ours() -> World:
     """With a server of ours."""
     return World(OURS)
+
+
+def halves(packet: Packet) -> list[Buffer]:
+    """A packet as it comes when it arrives in two reads."""
+    message = push_packet(packet)
+    middle = len(message) // 2
+    return [memoryview(message)[:middle], message[middle:]]
 
 
 # -- A1, A2, A3: dials ----------------------------------------------------------------------------
@@ -289,6 +298,24 @@ def test_what_a_remote_took_is_given_back(ours: World) -> None:
     remote.takes = 1 << 30
     ours.core.writable(tunnel, ours.now)
     assert ours.sends() == [Window(1, WINDOW // 2)]
+
+
+def test_large_data_is_written_in_its_pieces(ours: World) -> None:
+    tunnel, remote = ours.tunnel()
+    payload = bytes(range(256)) * 400
+    ours.core.receive_pieces(halves(Data(1, payload)), ours.now)
+    assert remote.got == payload and tunnel.received == len(payload)
+    ours.core.receive_pieces(halves(Data(5, payload)), ours.now)
+    assert ours.sends() == [CloseResponse("unrecognized connectID", 5)]
+
+
+def test_large_data_over_the_window_ends_the_tunnel_once(ours: World) -> None:
+    _, remote = ours.tunnel()
+    remote.takes = 0
+    ours.core.receive_pieces(halves(Data(1, bytes(WINDOW - 10))), ours.now)
+    ours.core.receive_pieces(halves(Data(1, bytes(100))), ours.now)
+    assert ours.sends() == [CloseResponse("more data than the window allows", 1)]
+    assert remote.aborted and not ours.core.tunnels
 
 
 def test_more_than_the_window_ends_the_tunnel_alone(ours: World) -> None:

@@ -20,6 +20,7 @@ from nodenet.konnectivity.packets import (
     Drain,
     HalfClose,
     Packet,
+    PacketType,
     UnknownPacket,
     Window,
     push_packet,
@@ -32,7 +33,7 @@ from nodenet.konnectivity.server_tunnel import (
     Refusal,
     State,
 )
-from tests.unit.konnectivity.server_scene import Agent, Client, Scene, payload
+from tests.unit.konnectivity.server_scene import Agent, Client, Scene, halves, payload
 
 WINDOW = OURS.window
 
@@ -430,7 +431,7 @@ def test_what_a_client_takes_is_given_back(scene: Scene) -> None:
     agent = Agent(scene)
     scene.connect(agent, 1)
     agent.send(*[Data(1, bytes(WINDOW // 8))] * 4)
-    assert agent.take() == [Window(1, WINDOW // 4), Window(1, WINDOW // 4)]
+    assert agent.take() == [Window(1, WINDOW // 2)]
 
 
 def test_a_stalled_client_costs_its_own_window_only(scene: Scene) -> None:
@@ -439,13 +440,13 @@ def test_a_stalled_client_costs_its_own_window_only(scene: Scene) -> None:
     slow.stall()
     agent.send(*[Data(1, bytes(WINDOW // 8))] * 8)
     assert agent.take() == [] and not agent.paused
-    agent.send(*[Data(2, bytes(WINDOW // 8))] * 2)
-    assert agent.take() == [Window(2, WINDOW // 4)]
+    agent.send(*[Data(2, bytes(WINDOW // 8))] * 4)
+    assert agent.take() == [Window(2, WINDOW // 2)]
     dialled = Client(scene)
     dialled.dial()
     agent.accept_dial(3)
     assert dialled.told == ["connected"]
-    assert len(quick.received) == WINDOW // 4
+    assert len(quick.received) == WINDOW // 2
     scene.now += 3
     slow.drain()
     assert agent.take() == [Window(1, WINDOW)]
@@ -633,6 +634,34 @@ def test_garbage_of_an_agent_is_a_packet_or_the_end_of_its_stream(message: bytes
         pass
     agent.lose()
     assert scene.empty()
+
+
+def test_large_data_goes_on_in_its_pieces(scene: Scene) -> None:
+    agent = Agent(scene)
+    client = scene.connect(agent, 1)
+    content = bytes(range(256)) * 400
+    agent.backend.receive_pieces(halves(Data(1, content)), scene.now)
+    assert client.received == content
+    assert len([t for t in client.told if isinstance(t, bytes)]) == 2
+    assert agent.backend.tunnels[1].received == len(content)
+    assert scene.core.counts.from_agent.by_type[PacketType.DATA] == 1
+
+
+def test_large_data_of_nobody_is_answered_once(scene: Scene) -> None:
+    agent = Agent(scene)
+    for _ in range(2):
+        agent.backend.receive_pieces(halves(Data(9, bytes(100_000))), scene.now)
+    assert agent.take() == [CloseRequest(9)]
+
+
+def test_large_data_over_the_window_ends_the_tunnel_once(scene: Scene) -> None:
+    agent = Agent(scene)
+    client = scene.connect(agent, 1)
+    client.stall()
+    agent.backend.receive_pieces(halves(Data(1, bytes(agent.backend.window - 10))), scene.now)
+    agent.backend.receive_pieces(halves(Data(1, bytes(100))), scene.now)
+    assert client.told[-1] == ("closed", "the agent sent more than the window", True)
+    assert agent.take() == [CloseRequest(1)] and scene.core.counts.resets[Reset.WINDOW] == 1
 
 
 def test_the_same_message_is_forwarded_without_a_copy(scene: Scene) -> None:

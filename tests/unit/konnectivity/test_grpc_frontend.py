@@ -22,7 +22,7 @@ from nodenet.konnectivity.packets import (
     Window,
     push_packet,
 )
-from tests.unit.konnectivity.server_scene import Agent, GrpcClient, Scene, payload
+from tests.unit.konnectivity.server_scene import Agent, GrpcClient, Scene, halves, payload
 
 DIAL = DialRequest("tcp", "10.0.0.1:80", 5)
 
@@ -117,6 +117,27 @@ def test_data_is_forwarded_without_a_copy(scene: Scene) -> None:
     agent.backend.receive(message, scene.now)
     down = client.stream.pull()
     assert up is not None and up[0] is message and down is not None and down[0] is message
+
+
+def test_large_data_is_forwarded_in_its_pieces(scene: Scene) -> None:
+    agent = Agent(scene)
+    client = connected(scene, agent)
+    content = bytes(range(256)) * 1000
+    client.stream.receive_pieces(halves(Data(1, content)), scene.now)
+    up = agent.take()
+    assert [type(packet) for packet in up] == [Data, Data]
+    assert b"".join(packet.payload for packet in up if isinstance(packet, Data)) == content
+    agent.backend.receive_pieces(halves(Data(1, content)), scene.now)
+    down = client.take()
+    assert b"".join(packet.payload for packet in down if isinstance(packet, Data)) == content
+
+
+def test_large_data_of_another_id_ends_both(scene: Scene) -> None:
+    agent = Agent(scene)
+    client = connected(scene, agent)
+    client.stream.receive_pieces(halves(Data(2, bytes(100_000))), scene.now)
+    assert [p.connect_id for p in client.take() if isinstance(p, CloseResponse)] == [1, 2]
+    assert agent.take() == [CloseRequest(1)]
 
 
 def test_row_f7_data_of_another_id_ends_both(scene: Scene) -> None:
@@ -283,12 +304,14 @@ def test_two_streams_with_one_dial_id_get_their_own_back(scene: Scene) -> None:
 def test_a_client_that_does_not_read_is_congested_until_it_does(scene: Scene) -> None:
     agent = Agent(scene)
     client = connected(scene, agent)
-    for _ in range(5):
-        agent.send(Data(1, bytes(CONGESTED_BYTES // 4)))
+    pieces = agent.backend.window // 2 // CONGESTED_BYTES
+    for _ in range(pieces):
+        agent.send(Data(1, bytes(CONGESTED_BYTES)))
     assert client.stream.congested
-    before = len(agent.take())
-    assert len(payload(client.take())) == CONGESTED_BYTES // 4 * 5
-    assert not client.stream.congested and len(agent.take()) >= 1 - before
+    assert agent.take() == []
+    assert len(payload(client.take())) == CONGESTED_BYTES * pieces
+    assert not client.stream.congested
+    assert agent.take() == [Window(1, agent.backend.window // 2)]
 
 
 def test_a_client_is_held_while_much_waits_for_its_agent(scene: Scene) -> None:

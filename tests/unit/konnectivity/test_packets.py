@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
@@ -23,6 +25,7 @@ from nodenet.konnectivity.packets import (
     PacketType,
     UnknownPacket,
     Window,
+    data_pieces,
     data_prefix,
     data_span,
     packet_type,
@@ -79,6 +82,32 @@ def test_data_is_encoded_as_protobuf_encodes_it(connect_id: int, payload: bytes)
     assert decoded == wanted
     if connect_id:
         assert push_data(connect_id, payload) == wanted.SerializeToString()
+
+
+@given(IDS, st.binary(max_size=300), st.lists(st.integers(0, 320), max_size=4))
+def test_data_in_pieces_is_the_same_data(connect_id: int, payload: bytes, cuts: list[int]) -> None:
+    message = push_data(connect_id, payload)
+    at = [0, *sorted(min(cut, len(message)) for cut in cuts), len(message)]
+    pieces = [message[a:b] for a, b in itertools.pairwise(at)]
+    found = data_pieces(pieces)
+    span = data_span(message)
+    assert span is not None
+    if len(pieces[0]) < span.start:
+        assert found is None  # for who joins them
+    else:
+        assert found is not None and all(found[1])
+        assert (found[0], b"".join(found[1])) == (connect_id, payload)
+
+
+@given(st.binary(max_size=200), st.integers(0, 200))
+def test_any_bytes_in_pieces_are_data_only_where_they_are_together(raw: bytes, cut: int) -> None:
+    for message in (raw, b"\x08\x04\x22" + raw):
+        found = data_pieces([message[:cut], message[cut:]])
+        span = data_span(message)
+        if found is not None:
+            assert span is not None
+            payload = message[span.start : span.end]
+            assert (found[0], b"".join(found[1])) == (span.connect_id, payload)
 
 
 @given(IDS, st.binary(max_size=70_000))

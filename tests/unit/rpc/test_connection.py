@@ -52,11 +52,15 @@ class Recorder(CallHandler):
 class Pair:
     """A client's and a server's core; `run` carries bytes until both are silent."""
 
-    def __init__(self, limits: Limits | None = None, chunk: int = 1 << 30) -> None:
+    def __init__(
+        self, limits: Limits | None = None, chunk: int = 1 << 30, *, views: bool = False
+    ) -> None:
         self.accepted: list[tuple[Call, Recorder]] = []
         self.client = Connection(Role.CLIENT, now=0.0, limits=limits)
         self.server = Connection(Role.SERVER, now=0.0, limits=limits, accept=self._accept)
         self.chunk = chunk
+        self.views = views
+        """What arrives is a view, as from `read_buffer.ReadBuffer`."""
         self.carried = 0
 
     def _accept(self, call: Call) -> CallHandler | None:
@@ -73,7 +77,8 @@ class Pair:
                 data = b"".join(source.flush())
                 self.carried += len(data)
                 for at in range(0, len(data), self.chunk):
-                    sink.receive(data[at : at + self.chunk], 0.0)
+                    part = data[at : at + self.chunk]
+                    sink.receive(memoryview(bytearray(part)) if self.views else part, 0.0)
                 moved = moved or bool(data)
             if not moved:
                 return
@@ -91,12 +96,15 @@ class Pair:
 @given(
     st.lists(st.binary(max_size=200) | st.integers(0, 70_000).map(bytes), max_size=20),
     st.lists(st.binary(max_size=200), max_size=20),
-    st.sampled_from([1, 2, 7, 1000, 1 << 30]),
+    st.sampled_from([1, 2, 7, 1000, 40_000, 1 << 30]),
+    st.booleans(),
 )
-def test_messages_arrive_whole_and_in_order(up: list[bytes], down: list[bytes], chunk: int) -> None:
+def test_messages_arrive_whole_and_in_order(
+    up: list[bytes], down: list[bytes], chunk: int, views: bool
+) -> None:
     if chunk < 7:
         up = [m[:300] for m in up]
-    pair = Pair(chunk=chunk)
+    pair = Pair(chunk=chunk, views=views)
     call, ours, theirs, handler = pair.open()
     theirs.answer((("serverid", "s"),))
     for message in up:
@@ -115,6 +123,46 @@ def test_messages_arrive_whole_and_in_order(up: list[bytes], down: list[bytes], 
     ]
     assert handler.told[-1] == Status(Code.UNKNOWN, "50 % über\n")
     assert not pair.client.calls and not pair.server.calls
+
+
+class Pieces(Recorder):
+    """Takes large messages in their pieces."""
+
+    def received_pieces(self, pieces: Sequence[Buffer]) -> None:
+        self.told.append(tuple(pieces))
+
+
+def test_a_large_message_comes_in_the_pieces_it_arrived_in() -> None:
+    pair = Pair()
+    call, _, theirs, _ = pair.open()
+    theirs.handler = handler = Pieces()
+    content = bytes(range(250)) * 400
+    call.send(content)
+    data = b"".join(pair.client.flush())
+    chunks = [memoryview(bytearray(data[at : at + 30_000])) for at in range(0, len(data), 30_000)]
+    for chunk in chunks:
+        pair.server.receive(chunk, 0.0)
+    (pieces,) = handler.told
+    assert isinstance(pieces, tuple)
+    assert b"".join(pieces) == content
+    # not copied, but for the little there is in the last chunk
+    assert [getattr(piece, "obj", None) for piece in pieces] == [chunk.obj for chunk in chunks]
+
+
+def test_a_small_piece_of_a_large_chunk_does_not_keep_it() -> None:
+    pair = Pair()
+    call, _, theirs, _ = pair.open()
+    theirs.handler = handler = Pieces()
+    call.send(bytes(60_000))
+    call.send(bytes(50_000))
+    data = b"".join(pair.client.flush())
+    # the end of the first message, and the second one up to its last 1,000 bytes
+    for part in (data[:50_000], data[50_000:-1000], data[-1000:]):
+        pair.server.receive(memoryview(bytearray(part)), 0.0)
+    first, second = handler.told
+    assert isinstance(first, tuple) and isinstance(second, tuple)
+    kept = [isinstance(piece, memoryview) for piece in (*first, *second)]
+    assert kept == [True, False, True, True]
 
 
 def test_request_metadata_arrives() -> None:
