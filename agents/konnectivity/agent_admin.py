@@ -124,10 +124,10 @@ class AgentAdmin:
         if not clients.streams:
             reasons = "".join(f"  {f.text}\n" for f in list(clients.failures.values())[:8])
             body = "[+]ping ok\n[-]server-connected failed: no servers connected\n"
-            return text(body + reasons + "readyz check failed\n", 503)
+            return text(body + reasons, 503)
         if "verbose" in request.query:
             count = f"{len(clients.sync.servers)} of {clients.sync.count} servers"
-            return text(f"[+]ping ok\n[+]server-connected ok: {count}\nreadyz check passed\n")
+            return text(f"[+]ping ok\n[+]server-connected ok\n  {count}\ncheck passed\n")
         return text("ok")
 
     async def _metrics(self, _request: Request) -> Response:
