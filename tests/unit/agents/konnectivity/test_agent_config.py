@@ -9,7 +9,7 @@ import pytest
 
 from nodenet.agents.konnectivity.agent_config import FLAGS, AgentConfig, load
 from nodenet.errors import UsageError
-from nodenet.konnectivity.go_flags import KLOG
+from nodenet.konnectivity.go_flags import KLOG, Flag, Kind, go_duration
 from tests.interop.certificates import Certificates
 
 
@@ -32,17 +32,54 @@ def test_defaults_are_upstreams(certs: Certificates) -> None:
     assert len(found.agent_id) == 36, "a random UUID"
 
 
-UPSTREAM = """admin-bind-address admin-server-port agent-cert agent-id agent-identifiers agent-key
-alpn-proto ca-cert count-server-leases enable-contention-profiling enable-profiling
-health-server-host health-server-port keepalive-time kube-api-content-type kubeconfig lease-label
-lease-label-selector lease-namespace probe-interval proxy-server-host proxy-server-port
-server-count-source service-account-token-path sync-forever sync-interval sync-interval-cap
-warn-on-channel-limit xfr-channel-size""".split()
+#: Name and default of every flag of upstream's agent, as its --help prints them. Of the two names
+#: of the lease selector the newer one has the default.
+UPSTREAM = """
+admin-bind-address 127.0.0.1 | admin-server-port 8094 | agent-cert | agent-id | agent-identifiers |
+agent-key | alpn-proto | ca-cert | count-server-leases false | enable-contention-profiling false |
+enable-profiling false | health-server-host | health-server-port 8093 |
+kube-api-content-type application/vnd.kubernetes.protobuf | kubeconfig | lease-label |
+lease-label-selector k8s-app=konnectivity-server | lease-namespace kube-system |
+probe-interval 1s | proxy-server-host 127.0.0.1 | proxy-server-port 8091 |
+server-count-source default | service-account-token-path | sync-forever false | sync-interval 1s |
+sync-interval-cap 10s | warn-on-channel-limit false | xfr-channel-size 150
+"""
+#: Ours has another default, see docs/konnectivity.md.
+DIFFERENT = {"keepalive-time"}
+OURS = {"admin-socket", "drain-timeout"}
 
 
-def test_every_flag_of_upstream_is_taken() -> None:
-    assert set(UPSTREAM) <= {flag.name for flag in FLAGS}
+def shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return go_duration(value)
+    return "" if value == () else str(value)
+
+
+def test_every_flag_of_upstream_is_there_with_its_default() -> None:
+    entries = [entry.split() for entry in UPSTREAM.split("|")]
+    wanted = {entry[0]: " ".join(entry[1:]) for entry in entries}
+    ours = {flag.name: shown(flag.default) for flag in FLAGS}
+    assert {n: v for n, v in ours.items() if n not in DIFFERENT | OURS} == wanted
+    assert DIFFERENT | OURS <= ours.keys()
     assert not set(KLOG) & {flag.name for flag in FLAGS}
+
+
+@pytest.mark.parametrize("separator", ["-", "_"])
+def test_every_flag_may_be_given_as_it_is_printed(certs: Certificates, separator: str) -> None:
+    """A program in place of upstream's own gives every one, empty strings and ``[]`` too."""
+    words = [
+        f"--{flag.name.replace('-', separator)}={shown(flag.default) or _nothing(flag)}"
+        for flag in FLAGS
+        if flag.name != "ca-cert"
+    ]
+    given, plain = config(certs, *words, "--agent-id=a"), config(certs, "--agent-id=a")
+    assert given == plain
+
+
+def _nothing(flag: Flag) -> str:
+    return "[]" if flag.kind is Kind.LIST else ""
 
 
 def test_a_command_line_as_manifests_have_it(certs: Certificates, tmp_path: Path) -> None:

@@ -52,6 +52,17 @@ def test_every_flag_of_upstreams_is_there_with_its_default() -> None:
     assert {n: v for n, v in ours.items() if n not in DIFFERENT | OURS} == wanted
 
 
+@pytest.mark.parametrize("separator", ["-", "_"])
+def test_every_flag_may_be_given_as_it_is_printed(separator: str) -> None:
+    """As a program that starts one in place of upstream's does it."""
+    words = [
+        f"--{flag.name.replace('-', separator)}={shown(flag.default)}"
+        for flag in FLAGS
+        if flag.name not in ("server-port", "uds-name", "server-id")
+    ]
+    assert uds(*words) == uds()
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
     for name in ("c", "k", "ca", "kubeconfig"):
