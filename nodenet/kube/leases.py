@@ -52,9 +52,8 @@ def seconds_left(lease: Mapping[str, Any], now: float) -> float | None:
     """How long a lease is held after ``now`` by its own times, less than 0 when it was; None
     when it says neither when it was renewed or acquired, nor for how long.
     """
-    spec = lease.get("spec") or {}
-    seconds = spec.get("leaseDurationSeconds")
-    if not isinstance(seconds, int):
+    seconds = _seconds(lease)
+    if seconds is None:
         return None
     try:
         # an offset is not what the API writes, and is understood all the same
@@ -66,9 +65,18 @@ def seconds_left(lease: Mapping[str, Any], now: float) -> float | None:
 
 def _moment(lease: Mapping[str, Any]) -> str:
     """When a lease was renewed, or else acquired, as it says; empty when it says nothing."""
-    spec = lease.get("spec") or {}
+    spec = lease.get("spec")
+    if not isinstance(spec, dict):
+        return ""
     found = spec.get("renewTime") or spec.get("acquireTime")
     return found if isinstance(found, str) else ""
+
+
+def _seconds(lease: Mapping[str, Any]) -> int | None:
+    """For how long a lease is held from then on."""
+    spec = lease.get("spec")
+    found = spec.get("leaseDurationSeconds") if isinstance(spec, dict) else None
+    return found if isinstance(found, int) else None
 
 
 def name_of(lease: Mapping[str, Any]) -> str:
@@ -112,13 +120,12 @@ class LeaseWatch:
 
     @staticmethod
     def _time(lease: Json, now: float, renewed: bool) -> float:
-        left = seconds_left(lease, now)
-        if left is None:
+        left, seconds = seconds_left(lease, now), _seconds(lease)
+        if left is None or seconds is None:
             return 0.0
-        seconds = float(lease["spec"]["leaseDurationSeconds"])
         if renewed and not 0 < left <= seconds:
             return seconds  # renewed a moment ago, so the two clocks differ
-        return min(max(left, 0.0), seconds)
+        return min(max(left, 0.0), float(seconds))
 
     def is_held(self, lease: Json, steady: float) -> bool:
         """Whether its server is there; for leases of the last `look`."""
@@ -127,8 +134,7 @@ class LeaseWatch:
     def is_expired(self, lease: Json, steady: float, least: float) -> bool:
         """Whether it may be deleted: not held, and unchanged for its time and for ``least``."""
         seen = self._seen[name_of(lease)]
-        seconds = (lease.get("spec") or {}).get("leaseDurationSeconds")
-        quiet = max(float(seconds) if isinstance(seconds, int) else 0.0, least)
+        quiet = max(_seconds(lease) or 0, least)
         return seen.held_until <= steady and steady - seen.since >= quiet
 
 

@@ -37,9 +37,11 @@ def test_a_renewal_names_what_it_replaces() -> None:
         ({"renewTime": 5, "leaseDurationSeconds": 30}, False),
         ({}, False),
         (None, False),
+        (["renewTime"], False),
+        ("renewTime", False),
     ],
 )
-def test_odd_leases(spec: dict[str, Any] | None, known: bool) -> None:
+def test_odd_leases(spec: Any, known: bool) -> None:
     lease = {"metadata": {"name": "a"}, "spec": spec}
     left = seconds_left(lease, NOW + 1)
     assert (left is not None) is known
