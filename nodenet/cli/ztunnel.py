@@ -10,7 +10,7 @@ from nodenet.cli import complete
 from nodenet.cli.commands import object_group
 from nodenet.cli.globals import Format, Globals, list_options, pass_globals, report_options
 from nodenet.cli.output import emit_list, emit_report
-from nodenet.cli.params import OneOf, SecondsType
+from nodenet.cli.params import COUNT, OneOf, SecondsType
 from nodenet.cli.ztunnel_ask import Asked, AskOptions, asking
 from nodenet.errors import UsageError
 
@@ -26,17 +26,26 @@ def command() -> None:
     """The proxy that carries the connections of enrolled pods: run it, ask it."""
 
 
+def _none(what: str, namespace: str | None) -> str:
+    """The notice for an empty list: of all, or only of the namespace that was asked for."""
+    return f"no {what}" if namespace is None else f"no {what.split()[0]} in namespace {namespace}"
+
+
 @command.command("run")
 @click.option("--node", metavar="NAME", help="Serve the pods of this node; NODE_NAME.")
 @click.option("--cgroup", metavar="PATH", help="Cgroup to join instead of the instance's own.")
-@click.option("--max-connections", type=int, metavar="N", help="Of one pod at a time (65536).")
+@click.option("--max-connections", type=COUNT, metavar="N", help="Of one pod at a time (65536).")
 @click.option(
-    "--connect-timeout", "connect_seconds", type=float, metavar="SECONDS", help="Of a dial (10)."
+    "--connect-timeout",
+    "connect_seconds",
+    type=SecondsType(),
+    metavar="SECONDS",
+    help="Of a dial (10).",
 )
 @click.option(
     "--drain",
     "drain_seconds",
-    type=float,
+    type=SecondsType(),
     metavar="SECONDS",
     help="For open connections at the end (5).",
 )
@@ -131,7 +140,7 @@ def workloads(
         view.COLUMNS,
         row_type=None if asked.istio else view.WorkloadRow,
         name="uid",
-        empty="no workloads are known",
+        empty=_none("workloads are known", namespace),
     )
 
 
@@ -154,7 +163,7 @@ def services(
         view.COLUMNS,
         row_type=None if asked.istio else view.ServiceRow,
         name="key",
-        empty="no services are known",
+        empty=_none("services are known", namespace),
     )
 
 
@@ -177,7 +186,7 @@ def policies(
         view.COLUMNS,
         row_type=None if asked.istio else view.PolicyRow,
         name="key",
-        empty="no policies are known: everybody may connect",
+        empty=_none("policies are known: everybody may connect", namespace),
     )
 
 
@@ -231,7 +240,7 @@ def connections(
         view.columns(raw=raw, nodes=several),
         row_type=None if asked.istio else view.ConnectionRow,
         name="key",
-        empty="no connections",
+        empty=_none("connections", namespace),
     )
 
 

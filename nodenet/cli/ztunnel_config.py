@@ -12,7 +12,7 @@ from nodenet.cli.globals import Format, Globals
 from nodenet.cli.output import emit_report
 from nodenet.cli.style import Style
 from nodenet.cli.ztunnel_ask import Asked, checked, fetched
-from nodenet.cli.ztunnel_dump import Dump
+from nodenet.cli.ztunnel_dump import Dump, decode
 from nodenet.errors import UsageError
 from nodenet.times import parse_rfc3339
 
@@ -28,7 +28,8 @@ def show(g: Globals, asked: Asked) -> None:
         proxy = asked.one()
         raw = checked(fetched(proxy, "/config_dump"), proxy).body
     else:
-        raw = next(iter(asked.raw()))[1]
+        _, raw, where = next(iter(asked.raw()))
+        decode(raw, where)  # nothing else may come out as a dump
     if g.format is Format.YAML:
         import msgspec
 

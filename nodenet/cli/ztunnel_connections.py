@@ -13,6 +13,7 @@ from nodenet.cli.tables import Column, Elide
 from nodenet.cli.ztunnel_ask import Asked, OfItsOwn
 from nodenet.cli.ztunnel_dump import Dump, Flow
 from nodenet.cli.ztunnel_names import choose, short_identity
+from nodenet.cli.ztunnel_ready import check_namespace
 from nodenet.times import parse_rfc3339
 
 
@@ -123,10 +124,11 @@ def rows(asked: Asked, namespace: str | None, pod: str | None) -> list[Any]:
             pod, {row.pod for row in found} | _served(asked), what="pod", known="served"
         )
         found = [row for row in found if row.pod == wanted]
-    return sorted(
-        (row for row in found if namespace in (None, row.pod.rpartition("/")[0])),
-        key=lambda row: (row.pod, row.start or "", row.src),
-    )
+    if namespace is not None:
+        found = [row for row in found if row.pod.rpartition("/")[0] == namespace]
+        if not found:
+            check_namespace(asked, namespace)
+    return sorted(found, key=lambda row: (row.pod, row.start or "", row.src))
 
 
 def _told(asked: Asked) -> list[ConnectionRow]:

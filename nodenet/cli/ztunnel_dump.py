@@ -184,7 +184,9 @@ def decode(raw: bytes, where: str) -> Dump:
     try:
         return msgspec.json.decode(raw, type=Dump)
     except msgspec.DecodeError as error:
-        reason = str(error)[:1].lower() + str(error)[1:]
+        reason = str(error)
+        if not reason.startswith("JSON"):
+            reason = reason[:1].lower() + reason[1:]
         raise DumpError(f"not a dump of a ztunnel: {where}: {reason}") from error
 
 

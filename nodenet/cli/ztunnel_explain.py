@@ -88,14 +88,23 @@ def _policies(path: str) -> bytes:
         text = Path(path).read_text()
     except FileNotFoundError as error:
         raise NotFound(f"no such file: {path}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--policy {path}: {error}") from error
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(f"--policy {path}: {reason}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--policy {path}: not a text file") from error
     try:
         found = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise UsageError(f"--policy {path}: neither YAML nor JSON: {error}") from error
     if isinstance(found, dict) and "policies" in found:
         found = found["policies"]
+    each = found if isinstance(found, list) else [found]
+    if not each or not all(isinstance(one, dict) for one in each):
+        raise UsageError(
+            f"--policy {path}: no policy in it",
+            hint="give one policy, a list of them, or a mesh file with policies",
+        )
     return msgspec.json.encode(found)
 
 

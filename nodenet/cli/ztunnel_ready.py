@@ -72,6 +72,23 @@ def select(
         every = [(name, item) for name, item in every if name == wanted]
     elif not every:
         known(asked)
-    return [
-        item for name, item in every if namespace is None or name.rpartition("/")[0] == namespace
-    ]
+    if namespace is None:
+        return [item for _, item in every]
+    found = [item for name, item in every if name.rpartition("/")[0] == namespace]
+    if not found:
+        check_namespace(asked, namespace)
+    return found
+
+
+def check_namespace(asked: Asked, namespace: str) -> None:
+    """NotFound when nothing that the proxies know is in that namespace: a slip of the pen."""
+    there = set[str]()
+    for _, dump in asked.dumps("workloads", "services", "policies"):
+        there.update(workload.namespace for workload in dump.workloads)
+        there.update(service.namespace for service in dump.services)
+        there.update(policy.namespace for policy in dump.policies)
+    if namespace not in there:
+        raise NotFound(
+            f"no namespace {namespace} in the mesh",
+            hint=f"there are: {' '.join(sorted(there - {''}))}" if there else None,
+        )

@@ -37,6 +37,8 @@ T = TypeVar("T")
 E = TypeVar("E", bound=Enum)
 
 _POLICY_KEYS: Final = ("name", "namespace", "scope", "action", "rules", "dryRun")
+#: Characters of a value that a message repeats.
+_SHOWN: Final = 80
 _ACCOUNT_KEYS: Final = ("namespace", "serviceAccount")
 #: What a value may be when the member of a StringMatch is Presence: YAML's ``Presence:`` is None.
 _NOTHING: Final[tuple[object, ...]] = ([], {}, None)
@@ -247,7 +249,8 @@ def _kind(value: object) -> str:
         return "an object"
     if isinstance(value, list | tuple):
         return "a list"
-    return repr(value)
+    written = repr(value)
+    return written if len(written) <= _SHOWN else written[:_SHOWN] + "…"
 
 
 def _key(value: object) -> str | None:

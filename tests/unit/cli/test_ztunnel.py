@@ -172,7 +172,7 @@ def test_istios_objects_as_they_are(ztunnel: Cli, verb: str, objects: list[objec
     outcome = ztunnel(verb, "-o", "istio")
     assert outcome.json == objects
     assert outcome.out == json.dumps(objects, indent=2) + "\n"
-    assert ztunnel(verb, "-o", "istio", "-n", "nowhere").json == []
+    assert ztunnel(verb, "-o", "istio", "-n", "nowhere").json["kind"] == "NotFound"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,6 @@ def test_istios_objects_as_they_are(ztunnel: Cli, verb: str, objects: list[objec
         (("workloads", "cart"), ["cart-7d9f6b"]),
         (("workloads", "shop/cart"), ["cart-7d9f6b"]),
         (("workloads", "-n", "ext"), ["mail"]),
-        (("workloads", "-n", "nowhere"), []),
         (("workloads", "--sort", "-pod", "--limit", "1"), ["mail"]),
     ],
 )
@@ -443,3 +442,43 @@ def test_explaining_asks_the_node_of_the_source(ztunnel: Cli, two: Served) -> No
     assert outcome.err == "nodenet: no workload shop/nobody; nearest: shop/cart\n"
     asked = [proxy.source.asked for proxy in two.proxies.values()]
     assert asked == [[("shop/nobody", "shop/db:5432", None)]] * 2
+
+
+@pytest.mark.usefixtures("one")
+def test_a_namespace_that_nobody_has_is_a_slip(ztunnel: Cli) -> None:
+    for verb in ("workloads", "services", "policies", "connections"):
+        outcome = ztunnel(verb, "-n", "shpo")
+        assert outcome.status == 4
+        assert outcome.err.startswith("nodenet: no namespace shpo in the mesh; there are: ")
+        assert ztunnel(verb, "-n", "shop").status == 0
+
+
+def test_an_empty_namespace_is_no_word_on_the_others(ztunnel: Cli, tmp_path: Path) -> None:
+    path = saved(tmp_path / "n1.json")
+    dump = msgspec.json.decode(path.read_bytes())
+    dump["policies"] = []
+    path.write_bytes(msgspec.json.encode(dump))
+    asked = ("policies", "-f", str(path))
+    assert ztunnel(*asked).err == "nodenet: no policies are known: everybody may connect\n"
+    assert ztunnel(*asked, "-n", "shop").err == "nodenet: no policies in namespace shop\n"
+
+
+def test_only_a_dump_comes_out_as_one(ztunnel: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "passwd"
+    path.write_text("root:x:0:0\n")
+    for words in (("-j",), ("-p",), ("-o", "yaml")):
+        outcome = ztunnel("config", "-f", str(path), *words)
+        assert outcome.status == 1
+        assert f"nodenet: not a dump of a ztunnel: {path}: JSON is malformed" in outcome.err
+
+
+@pytest.mark.parametrize("text", ["", "root:x:0:0", "[]", "[1]", "{a: ", "[" * 4000])
+def test_a_file_without_a_policy(ztunnel: Cli, tmp_path: Path, text: str) -> None:
+    path = str(saved(tmp_path / "n1.json"))
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(text)
+    asked = ("explain", "shop/cart", "10.42.2.9:5432", "-f", path, "--policy", str(policy))
+    outcome = ztunnel(*asked)
+    assert outcome.status == 2
+    assert outcome.err.startswith(f"nodenet: --policy {policy}: ")
+    assert len(outcome.err) < 500
