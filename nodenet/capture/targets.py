@@ -125,7 +125,8 @@ def _unknown(text: str, names: Sequence[str]) -> str:
     near = difflib.get_close_matches(text, forms, n=1, cutoff=_ALIKE)
     if near:
         return f"{message}; nearest: {forms[near[0]]}"
-    return f"{message}; see: nodenet capture show" if names else f"{message}; none is enrolled here"
+    known = "those known: nodenet capture show" if names else "none is enrolled here"
+    return f"{message}; {known}; any other by pid:N, netns:PATH, cgroup:PATH, unit:U, container:ID"
 
 
 def _by_uid(uid: str, records: Sequence[PodRecord]) -> ResolvedTarget:

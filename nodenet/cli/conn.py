@@ -13,7 +13,7 @@ from nodenet.cli.conn_batches import emit_batches
 from nodenet.cli.conn_filters import FilterOptions, filter_of, filter_options
 from nodenet.cli.globals import Format, Globals, list_options, pass_globals, report_options
 from nodenet.cli.output import emit_report
-from nodenet.cli.params import SECONDS, OneOf
+from nodenet.cli.params import SECONDS, CountType, OneOf
 from nodenet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def show(g: Globals, id_: str | None) -> None:
 @click.option(
     "-n",
     "rounds",
-    type=click.IntRange(min=1),
+    type=CountType(1),
     metavar="N",
     help="So many rounds as plain text; 1 when stdout is no terminal.",
 )
@@ -131,7 +131,7 @@ def show(g: Globals, id_: str | None) -> None:
     help="One row per pod, per pod and peer, or per connection.",
 )
 @click.option("--sort", "sort", metavar="KEY", help="JSON key, -KEY descending; default bytes/s.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N rows a round.")
+@click.option("--limit", type=CountType(1), metavar="N", help="At most N rows a round.")
 @click.option("--exact", is_flag=True, help="Integers instead of 12.4K.")
 @click.option("--proxy", is_flag=True, help="Also the proxy's own sockets.")
 @filter_options
@@ -163,7 +163,7 @@ def top(
     metavar="KIND,...",
     help="Only these: open established refused closed.",
 )
-@click.option("--until-count", type=click.IntRange(min=1), metavar="N", help="End after N events.")
+@click.option("--until-count", type=CountType(1), metavar="N", help="End after N events.")
 @click.option("--timeout", type=SECONDS, metavar="30s", help="End after this time.")
 @click.option("--proxy", is_flag=True, help="Also the proxy's own sockets.")
 @click.option("--raw", is_flag=True, help="Peers by address, not by name.")

@@ -12,6 +12,7 @@ from nodenet.cli.commands import object_group
 from nodenet.cli.complete import completer
 from nodenet.cli.globals import Globals, pass_globals, report_options
 from nodenet.cli.output import emit_report
+from nodenet.cli.params import COUNT
 from nodenet.cli.style import Style
 from nodenet.cli.tables import Column, Elide, render_table
 from nodenet.paths import LAB_ID, Instance
@@ -66,8 +67,12 @@ def _pods(_instance: Instance) -> list[str]:
 
 
 @command.command("up")
-@click.option("--nodes", type=int, default=2, show_default=True, help="Number of nodes.")
-@click.option("--pods", type=int, default=2, show_default=True, help="Pods on each node.")
+@click.option(
+    "--nodes", type=COUNT, metavar="N", default=2, show_default=True, help="Number of nodes."
+)
+@click.option(
+    "--pods", type=COUNT, metavar="N", default=2, show_default=True, help="Pods on each node."
+)
 @click.option(
     "--family",
     type=click.Choice(["4", "6", "both"]),
@@ -221,7 +226,12 @@ def execute(g: Globals, pod: str, cmd: tuple[str, ...]) -> None:
 
 @command.command("demo")
 @click.option(
-    "--requests", type=int, default=3, show_default=True, help="Connections of each pair."
+    "--requests",
+    type=COUNT,
+    metavar="N",
+    default=3,
+    show_default=True,
+    help="Connections of each pair.",
 )
 @click.option(
     "--pairs",

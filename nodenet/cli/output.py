@@ -51,7 +51,7 @@ def emit_list(
         return _limited(g, _sorted(g, found, columns, row_type))
 
     def show(found: list[Row], style: Style) -> str:
-        if not found and empty:
+        if not found and empty and g.limit != 0:
             g.notice(empty)
         return render(found, style) if render else render_table(found, columns, style)
 

@@ -97,9 +97,12 @@ class PortType(click.ParamType):  # type: ignore[type-arg]  # generic in the new
 
 
 class CountType(click.ParamType):  # type: ignore[type-arg]  # generic in the newest click only
-    """A number of things, 0 or more."""
+    """A number of things, ``least`` or more."""
 
     name = "number"
+
+    def __init__(self, least: int = 0) -> None:
+        self.least = least
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
@@ -108,8 +111,10 @@ class CountType(click.ParamType):  # type: ignore[type-arg]  # generic in the ne
         if isinstance(value, int):
             return value
         text = str(value)
-        if not (text.isascii() and text.isdigit()):
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
             raise UsageError(f"{text} is not a number in {spelling(param)}", hint="write e.g. 10")
+        if int(text) < self.least:
+            raise UsageError(f"{spelling(param)} {text}: must be at least {self.least}")
         return int(text)
 
 

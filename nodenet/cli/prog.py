@@ -11,7 +11,7 @@ from nodenet.cli import complete, numbers
 from nodenet.cli.commands import object_group
 from nodenet.cli.globals import Globals, list_options, pass_globals
 from nodenet.cli.output import emit_list
-from nodenet.cli.params import SECONDS
+from nodenet.cli.params import SecondsType
 from nodenet.cli.tables import Column, Elide
 from nodenet.errors import NotFound
 
@@ -64,7 +64,7 @@ def columns(instance: Instance, pods: Mapping[str, str]) -> tuple[Column, ...]:
 @click.option("--all", "everything", is_flag=True, help="Every program of the kernel.")
 @click.option(
     "--stats",
-    type=SECONDS,
+    type=SecondsType(0.1),
     metavar="2s",
     help="Time the programs for this long: RUNS, NS/RUN, CPU%.",
 )

@@ -8,6 +8,7 @@ the decoder can leave out the rest before it builds a row.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -23,6 +24,9 @@ from nodenet.errors import UsageError
 from nodenet.times import rfc3339_ns
 
 Test = Callable[[Connection], bool]
+
+#: What is meant as a network, also where it is none: ``10.0.0.0/40``.
+_NETWORK: Final = re.compile(r"\[?(\d+\.[\d.]*|[\da-fA-F]*:[\da-fA-F:.]*)(/\w*)?\]?")
 
 DIRECTIONS: Final = ("in", "out")
 VIAS: Final = ("ebpf", "iptables", "none")
@@ -184,7 +188,9 @@ def _pods(values: Sequence[str], names: Names) -> tuple[frozenset[int] | None, l
 def _peer(text: str, names: Names) -> Test:
     try:
         network = ipaddress.ip_network(text.strip("[]"), strict=False)
-    except ValueError:
+    except ValueError as error:
+        if _NETWORK.fullmatch(text):
+            raise UsageError(f"--peer {text}: no network", hint="write e.g. 10.0.0.0/8") from error
         return _peer_name(text, names)
 
     @lru_cache(maxsize=65_536)

@@ -43,7 +43,7 @@ def find_pod(text: str, names: Names, *, what: str = "pod") -> int:
 
     near = get_close_matches(text, [record.name for record in names.records], n=1, cutoff=0.5)
     raise UnknownPod(
-        f"unknown {what} {text}: not on this node",
+        f"unknown {what} {text}: not enrolled on this node",
         hint=f"nearest: {near[0]}" if near else "list them: nodenet capture show",
     )
 

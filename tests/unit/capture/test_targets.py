@@ -77,7 +77,11 @@ def test_the_candidates_of_an_ambiguous_name_are_listed() -> None:
         ("shop/crat", "unknown pod shop/crat: not on this node; nearest: shop/cart-7d9f6b"),
         ("relya-2", "unknown pod relya-2: not on this node; nearest: mail/relay-2"),
         ("mail/db-0", "unknown pod mail/db-0: not on this node; nearest: mail/db"),
-        ("zzz", "unknown pod zzz: not on this node; see: nodenet capture show"),
+        (
+            "zzz",
+            "unknown pod zzz: not on this node; those known: nodenet capture show; any other by "
+            "pid:N, netns:PATH, cgroup:PATH, unit:U, container:ID",
+        ),
         ("uid:77", "no pod with uid 77 on this node; see: nodenet capture show"),
     ],
 )

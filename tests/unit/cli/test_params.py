@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from nodenet.cli.params import COUNT, ENDPOINT, PORT, SECONDS, OneOf, SecondsType
+from nodenet.cli.params import COUNT, ENDPOINT, PORT, SECONDS, CountType, OneOf, SecondsType
 from nodenet.endpoint import Endpoint
 from nodenet.errors import UsageError
 
@@ -56,3 +56,11 @@ def test_port_count_endpoint() -> None:
     with pytest.raises(UsageError, match="-1 is not a number in N"):
         COUNT.convert("-1", click.Argument(["n"]), None)
     assert ENDPOINT.convert("shop/db:80", SINCE, None) == Endpoint(name="shop/db", port=80)
+
+
+def test_the_least_number() -> None:
+    assert CountType(1).convert("1", SINCE, None) == 1
+    with pytest.raises(UsageError, match=r"^--since 0: must be at least 1$"):
+        CountType(1).convert("0", SINCE, None)
+    with pytest.raises(UsageError, match="is not a number in --since"):
+        COUNT.convert("9" * 5000, SINCE, None)

@@ -112,14 +112,16 @@ def test_what_passes(
         ({"via": ["!bpf"]}, "unknown via bpf in --via; one of: ebpf iptables none", 2),
         ({"port": ["65536"]}, "port 65536 out of range 1-65535 in --port 65536", 2),
         ({"port": ["http"]}, "port 'http' is not a number in --port http", 2),
+        ({"peer": ["10.0.0.0/40"]}, "--peer 10.0.0.0/40: no network; write e.g. 10.0.0.0/8", 2),
+        ({"peer": ["[fd00::/x]"]}, "--peer [fd00::/x]: no network; write e.g. 10.0.0.0/8", 2),
         (
             {"pod": ["shop/crat"]},
-            "unknown pod shop/crat: not on this node; nearest: shop/cart-7d9f6b",
+            "unknown pod shop/crat: not enrolled on this node; nearest: shop/cart-7d9f6b",
             4,
         ),
         (
             {"peer": ["shop/bd-1"]},
-            "unknown peer shop/bd-1: not on this node; nearest: shop/db-1",
+            "unknown peer shop/bd-1: not enrolled on this node; nearest: shop/db-1",
             4,
         ),
     ],

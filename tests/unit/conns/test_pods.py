@@ -42,11 +42,11 @@ def test_unknown_names_the_nearest(names: Names) -> None:
     with pytest.raises(UnknownPod) as raised:
         find_pod("shop/crat", names)
     assert raised.value.line() == (
-        "unknown pod shop/crat: not on this node; nearest: shop/cart-7d9f6b"
+        "unknown pod shop/crat: not enrolled on this node; nearest: shop/cart-7d9f6b"
     )
     assert raised.value.exit_code == 4
     names.set_records(())
-    with pytest.raises(UnknownPod, match="not on this node"):
+    with pytest.raises(UnknownPod, match="not enrolled on this node"):
         find_pod("x", names)
 
 
