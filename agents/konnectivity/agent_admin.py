@@ -121,7 +121,7 @@ class AgentAdmin:
 
     def _ready(self, request: Request) -> Response:
         clients = self._clients
-        if not clients.streams:
+        if not clients.serves:
             reasons = "".join(f"  {f.text}\n" for f in list(clients.failures.values())[:8])
             body = "[+]ping ok\n[-]server-connected failed: no servers connected\n"
             return text(body + reasons, 503)

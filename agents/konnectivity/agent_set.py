@@ -69,6 +69,11 @@ class ClientSet:
         return sum(stream.state is State.READY for stream in self.streams)
 
     @property
+    def serves(self) -> bool:
+        """Whether dials may come: of a server that stays, or late ones while this agent drains."""
+        return self.ready > 0 or (self.sync.draining and bool(self.streams))
+
+    @property
     def tunnels(self) -> int:
         """Tunnels and dials of all streams."""
         return sum(stream.tunnels for stream in self.streams)

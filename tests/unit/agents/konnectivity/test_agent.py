@@ -127,6 +127,31 @@ def test_health_and_readiness(certs: Certificates, tmp_path: Path) -> None:
     run(work())
 
 
+def test_an_agent_of_servers_that_go_away_is_not_ready(certs: Certificates, tmp_path: Path) -> None:
+    """Its tunnels go on, but nobody will dial here."""
+
+    async def work() -> None:
+        server = FakeServer("s1")
+        await server.start(certs)
+        remote = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        async with whole(certs, tmp_path, server) as agent:
+            await until(lambda: bool(server.open), "connected")
+            await server.open[0].connect(address_of(remote))
+            assert (await agent.get("/readyz"))[0] == 200
+            server.silent = True
+            server.protocols[0].connection.drain()
+            while (await agent.get("/readyz"))[0] != 503:
+                await asyncio.sleep(0.02)
+            assert server.open, "the tunnel is there"
+            assert '"state":"draining"' in json.dumps(
+                await agent.ask("/v1/servers"), separators=(",", ":")
+            )
+        remote.close()
+        await server.stop()
+
+    run(work())
+
+
 def test_every_gauge_is_there_from_the_start(certs: Certificates, tmp_path: Path) -> None:
     async def work() -> None:
         server = FakeServer("s1")
