@@ -13,7 +13,7 @@ import logging
 from random import Random
 from typing import Final
 
-from nodenet.agents.konnectivity.server_agents import Agents, Authenticator
+from nodenet.agents.konnectivity.server_agents import Agents, AgentStream, Authenticator
 from nodenet.agents.konnectivity.server_config import Mode, ServerConfig
 from nodenet.agents.konnectivity.server_frontends import Frontends
 from nodenet.agents.konnectivity.server_listeners import (
@@ -38,6 +38,9 @@ _GC_THRESHOLD: Final = (50_000, 20, 20)
 _DRAIN_LOOK_SECONDS: Final = 0.1
 #: For peers to take the last words.
 _GOODBYE_SECONDS: Final = 1.0
+#: For a connection to the agents' port to have an agent on it, and between two looks whether it
+#: still has. With tokens anybody may connect, and answer pings for ever.
+STRANGER_SECONDS: Final = 60.0
 #: Streams of one agent's connection: it needs one, and a second while it reconnects.
 _AGENT_CALLS: Final = 16
 
@@ -81,6 +84,8 @@ class Server:
         self.draining = False
         self.connections: dict[RpcProtocol, None] = {}
         """HTTP/2 connections of agents and gRPC frontends."""
+        self._looked_at: dict[RpcProtocol, float] = {}
+        """Connections to the agents' port by when they are looked at next, which is their order."""
         self._listeners: list[Listener] = []
         self._background: list[asyncio.Task[None]] = []
         self._ticker: asyncio.TimerHandle | None = None
@@ -174,7 +179,7 @@ class Server:
             return self.agents.accept(call, _address(protocol))
 
         limits = Limits(keepalive_seconds=self.config.agent_keepalive, max_calls=_AGENT_CALLS)
-        protocol = self._protocol(accept, limits)
+        protocol = self._protocol(accept, limits, agent=True)
         return protocol
 
     def _grpc_frontend_protocol(self) -> RpcProtocol:
@@ -190,14 +195,39 @@ class Server:
             ),
         )
 
-    def _protocol(self, accept: object, limits: Limits) -> RpcProtocol:
+    def _protocol(self, accept: object, limits: Limits, *, agent: bool = False) -> RpcProtocol:
+        def on_made(protocol: RpcProtocol) -> None:
+            self.connections[protocol] = None
+            if agent:
+                self._look_at(protocol, self.loop.time())
+
         return RpcProtocol(
             Role.SERVER,
             limits=limits,
             accept=accept,  # type: ignore[arg-type]  # one of the two above
-            on_made=lambda p: self.connections.setdefault(p),
-            on_lost=lambda p: self.connections.pop(p, None),
+            on_made=on_made,
+            on_lost=self._lost,
         )
+
+    def _lost(self, protocol: RpcProtocol) -> None:
+        self.connections.pop(protocol, None)
+        self._looked_at.pop(protocol, None)
+
+    def _close_strangers(self, now: float) -> None:
+        """Closes connections to the agents' port without an agent."""
+        while self._looked_at:
+            protocol, due = next(iter(self._looked_at.items()))
+            if due > now:
+                return
+            del self._looked_at[protocol]
+            handlers = (call.handler for call in protocol.connection.calls.values())
+            if any(isinstance(h, AgentStream) and h.backend is not None for h in handlers):
+                self._look_at(protocol, now)
+            else:
+                protocol.close()
+
+    def _look_at(self, protocol: RpcProtocol, now: float) -> None:
+        self._looked_at[protocol] = now + STRANGER_SECONDS
 
     def _tick(self) -> None:
         # first: a fault below must not be the end of every deadline
@@ -205,6 +235,7 @@ class Server:
         now = self.loop.time()
         self.core.tick(now)
         self.frontends.tick(now)
+        self._close_strangers(now)
 
     # -- ending ---------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from nodenet.agents.konnectivity import server_agents
+from nodenet.agents.konnectivity import server, server_agents
 from nodenet.agents.konnectivity.server_agents import Refused
 from nodenet.konnectivity import extensions
 from nodenet.konnectivity.packets import AGENT_METHOD, Data, DialRequest, Drain, push_packet
@@ -322,6 +322,34 @@ def test_an_agent_that_leaves_during_the_review_is_forgotten(tmp_path: Path) -> 
                 wire.open(protocol, AGENT_METHOD, (("agentid", "a"),))
                 await until(lambda: bool(server.agents.streams), "it is there")
             await until(lambda: not server.agents.streams, "it is gone")
+
+    run(test())
+
+
+def test_a_connection_without_an_agent_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers pings, so nothing else would end it; with tokens anybody may connect."""
+    monkeypatch.setattr(server, "STRANGER_SECONDS", 0.3)
+
+    async def test() -> None:
+        async with (
+            serving(tmp_path, authenticator=Door()) as here,
+            connected(here.agent_port) as stranger,
+            connected(here.agent_port) as waiting,
+        ):
+            wire = Wire()
+            wire.open(waiting, AGENT_METHOD, (("agentid", "a"),))
+            for protocol in (stranger, waiting):
+                await until(lambda p=protocol: p.transport.is_closing(), "it is closed")  # type: ignore[misc]  # a loop
+            assert not here.connections and not here._looked_at
+        async with serving(tmp_path) as here, fake_agent(here) as agent:
+            for _ in range(4):
+                await asyncio.sleep(0.2)
+            agent.send(Drain())
+            await until(lambda: next(iter(here.core.backends)).draining, "it is still there")
+            agent.call.end()
+            await until(lambda: agent.protocol.transport.is_closing(), "it is no agent any more")
 
     run(test())
 
