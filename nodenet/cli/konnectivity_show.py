@@ -37,6 +37,10 @@ SERVER_SOCKET = "konnectivity.sock"
 AGENT_SOCKET = "konnectivity-agent.sock"
 
 
+#: Longest answer that is shown as a daemon's own error.
+_SAID = 200
+
+
 class NoKonnectivity(NotFound):
     """Nobody answers where a daemon would."""
 
@@ -220,7 +224,9 @@ class _Daemon:
         """One answer. NoKonnectivity, Refused, NotPermitted."""
         answer = self._fetch(target)
         if answer.status != 200:
-            raise Refused(f"konnectivity at {self.where}: {answer.text or answer.status}")
+            # a stranger's page is no message
+            said = answer.text if 0 < len(answer.text) <= _SAID else f"HTTP status {answer.status}"
+            raise Refused(f"konnectivity at {self.where}: {said}", hint="is it a daemon of ours?")
         try:
             return msgspec.json.decode(answer.body, type=kind)
         except msgspec.DecodeError as error:

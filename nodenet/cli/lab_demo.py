@@ -105,7 +105,8 @@ def demo_text(report: DemoReport, style: Style) -> str:
     captured = next((f for f in flows if f.side == "out" and f.ok and f.to in far), None)
     if captured is not None:
         explain = f"nodenet capture explain {short(captured.from_)} {captured.orig_dst}"
-        lines.append(f"Next: nodenet conn top · {explain} · nodenet lab down\n")
+        next_ = f" {style.dot} ".join(["nodenet conn top", explain, "nodenet lab down"])
+        lines.append(f"Next: {next_}\n")
     return "".join(lines)
 
 

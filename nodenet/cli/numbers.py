@@ -75,9 +75,11 @@ def milliseconds(value: int | float, exact: bool = False) -> str:
 
 
 def duration(seconds: float, exact: bool = False) -> str:
-    """How long something took: ``0.4s``, ``14.2s``, then as `age`."""
+    """How long something took: ``19ms``, ``14.2s``, then as `age`."""
     if exact:
         return f"{seconds:.6f}"
+    if seconds < 0.9995:
+        return microseconds(round(seconds * 1_000_000))
     return f"{seconds:.1f}s" if seconds < 59.95 else age(seconds)
 
 

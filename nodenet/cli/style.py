@@ -89,12 +89,15 @@ def of_stdout(
 
         width = shutil.get_terminal_size().columns
     encoding = (getattr(out, "encoding", None) or "ascii").lower().replace("-", "")
+    # Python writes UTF-8 in the C locale; whoever asked for that locale wants ASCII
+    asked = environ.get("LC_ALL") or environ.get("LC_CTYPE") or environ.get("LANG")
+    utf8 = encoding == "utf8" and asked not in ("C", "POSIX")
     return Style(
         width=width,
         colour=wants_colour(choice, environ, terminal),
         redraw=terminal and environ.get("TERM") != "dumb" and not environ.get("NO_COLOR"),
-        ellipsis="…" if encoding == "utf8" else "~",
-        dot="·" if encoding == "utf8" else "-",
+        ellipsis="…" if utf8 else "~",
+        dot="·" if utf8 else "-",
         headers=headers,
         wide=wide,
         exact=exact,

@@ -85,7 +85,10 @@ def test_the_micro_sign_is_never_used() -> None:
 
 def test_milliseconds_duration_rate_percent() -> None:
     assert numbers.milliseconds(3.1) == "3.1ms"
-    assert numbers.duration(0.44) == "0.4s"
+    assert numbers.duration(0.44) == "440ms"
+    assert numbers.duration(0.018845) == "19ms"
+    assert numbers.duration(0.000_7) == "700us"
+    assert numbers.duration(0.9996) == "1.0s"
     assert numbers.duration(14.2) == "14.2s"
     assert numbers.duration(59.96) == "59s"  # age cuts, it never rounds up
     assert numbers.duration(192.4) == "3m12s"

@@ -49,3 +49,18 @@ def test_a_pipe_has_no_width_and_the_encoding_decides_the_ellipsis(
     assert style.width is None
     assert not style.colour and not style.redraw
     assert style.ellipsis == sign
+
+
+@pytest.mark.parametrize(
+    ("environ", "dot"),
+    [
+        ({}, "·"), ({"LANG": "C"}, "-"), ({"LC_ALL": "C", "LANG": "de_DE.UTF-8"}, "-"),
+        ({"LC_ALL": "C.UTF-8", "LANG": "C"}, "·"), ({"LC_CTYPE": "POSIX"}, "-"),
+    ],
+)  # fmt: skip
+def test_whoever_asks_for_the_c_locale_gets_ascii(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], dot: str
+) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
+    style = of_stdout(choice="auto", environ=environ, headers=True, wide=False, exact=False)
+    assert (style.dot, style.ellipsis) == (dot, "…" if dot == "·" else "~")
