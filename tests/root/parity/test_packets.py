@@ -13,7 +13,14 @@ import pytest
 from nodenet import abi
 from nodenet.abi import Direction, IPAddress
 from nodenet.capture.options import parse_cidrs, parse_excluded_ports
-from tests.root.dialling import connected, dial, is_alive, is_ended, open_socket
+from tests.root.dialling import (
+    TIMEOUT_SECONDS,
+    connected,
+    dial,
+    is_alive,
+    is_ended,
+    open_socket,
+)
 from tests.root.parity.cases import Case
 from tests.root.parity.rows import parity
 from tests.root.parity.wire import ACK, RST, SYN, Packet, Shape, Wire, as_it_is
@@ -275,7 +282,7 @@ def test_both_sides_open_at_once(case: Case, wire: Wire) -> None:
         wire.send(wire.tcp(ghost(case), 7777, own, SYN | ACK, seq=1000, ack=theirs + 1))
         poll = select.poll()
         poll.register(sock, select.POLLOUT)
-        assert poll.poll(3000)
+        assert poll.poll(TIMEOUT_SECONDS * 1000)
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
         assert sock.getpeername()[:2] == (str(ghost(case)), 7777)
         wire.send(wire.tcp(ghost(case), 7777, own, RST, seq=1001))
