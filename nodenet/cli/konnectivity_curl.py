@@ -117,7 +117,7 @@ def curl(
     tls = None
     if ca is not None:
         tls = TlsFiles(ca=ca, cert=cert, key=key, server_name=server_name)
-    body = _body(data)
+    body, fields = _body(data), [_header(text) for text in headers]
     kept = _Keeper()
     as_json = g.format is Format.JSON
     where, target = parse_server(server, tls), parse_url(url)
@@ -134,7 +134,7 @@ def curl(
             write=kept.write if as_json else _write,
             on_head=_print_head if include and not as_json else None,
             method=method or ("POST" if data is not None else "GET"),
-            headers=[_header(each) for each in headers],
+            headers=fields,
             body=body,
             context=_remote_context(insecure, remote_ca) if target.scheme == "https" else None,
             timeout=timeout,

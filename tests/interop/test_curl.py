@@ -124,7 +124,10 @@ def test_what_cannot_be_reached(curl: Run, server: ServerProcess) -> None:
         (["ftp://a/"], "not a URL: ftp://a/; e.g. https://10.0.0.5:10250/healthz"),
         (["http://a/", "--cert", "c"], "--cert and --key need each other; give both"),
         (["http://a/", "-H", "x"], "--header 'x': not NAME: VALUE; -H 'Accept: text/plain'"),
-        (["http://a/", "--timeout", "0"], "--timeout must be greater than 0"),
+        (
+            ["http://a/", "--timeout", "0"],
+            "0 is not a length of time of 0.001s or more in --timeout; write e.g. 10s",
+        ),
         (["http://a/", "-d", "@/nope"], "--data @/nope: no such file or directory"),
     ],
 )
