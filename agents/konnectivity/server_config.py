@@ -181,6 +181,9 @@ def load(arguments: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
     """The configuration of a command line. UsageError."""
     flags = parse(PROGRAM, FLAGS, arguments)
     _check(flags)
+    mode = _mode(flags.text("mode"))
+    strategies = _strategies(flags.text("proxy-strategies"))
+    token_rule = _token_rule(flags)
     uds = Path(flags.text("uds-name")) if flags.text("uds-name") else None
     frontend_tls = _tls(flags, "server")
     leases = flags.switch("enable-lease-controller")
@@ -200,7 +203,7 @@ def load(arguments: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
         )
     return ServerConfig(
         server_id=_server_id(flags, environ),
-        mode=_mode(flags.text("mode")),
+        mode=mode,
         uds=uds,
         delete_uds=flags.switch("delete-existing-uds-file"),
         frontend_host=flags.text("server-bind-address"),
@@ -218,12 +221,12 @@ def load(arguments: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
         frontend_keepalive=_keepalive(flags, "frontend-keepalive-time"),
         profiling=flags.switch("enable-profiling"),
         server_count=flags.number("server-count"),
-        token_rule=_token_rule(flags),
+        token_rule=token_rule,
         kubeconfig=existing_file(flags, "kubeconfig"),
         # 0 is no limit to the client and the default to client-go
         api_qps=max(flags.real("kubeconfig-qps") or 50.0, 0.0),
         api_burst=flags.number("kubeconfig-burst") or 100,
-        strategies=_strategies(flags.text("proxy-strategies")),
+        strategies=strategies,
         ciphers=_ciphers(flags.list("cipher-suites")),
         tls_version=_tls_version(flags),
         leases=leases,

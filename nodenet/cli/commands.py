@@ -43,6 +43,25 @@ class GlobalOptionsMixin(click.Command):
             error.ctx = error.ctx or ctx
             raise
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The example; no line ends inside an option, so that it can be copied."""
+        if self.epilog:
+            from textwrap import fill
+
+            indent = " " * 2
+            formatter.write_paragraph()
+            formatter.write(
+                fill(
+                    self.epilog,
+                    formatter.width,
+                    initial_indent=indent,
+                    subsequent_indent=indent,
+                    break_on_hyphens=False,
+                    break_long_words=False,
+                )
+                + "\n"
+            )
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Only the command's own options; one line stands for the global ones."""
         own = (param.get_help_record(ctx) for param in super().get_params(ctx))
