@@ -44,7 +44,10 @@ class Identifiers:
         return tuple(dict.fromkeys(found))
 
     def text(self) -> str:
-        """Short, for people: ``host=node1,ipv4=10.0.0.1,default-route``."""
+        """Short, for people and logs: ``host=node1,ipv4=10.0.0.1,default-route``.
+
+        An agent may have escaped anything, line ends too: those are written out.
+        """
         parts = [
             f"{key}={value}"
             for key, values in (
@@ -55,7 +58,10 @@ class Identifiers:
             )
             for value in values
         ]
-        return ",".join(parts + (["default-route"] if self.default_route else []))
+        text = ",".join(parts + (["default-route"] if self.default_route else []))
+        if text.isprintable():
+            return text
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 NO_IDENTIFIERS: Final = Identifiers()

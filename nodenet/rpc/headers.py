@@ -28,6 +28,8 @@ _SCHEME: Final = {"http": b"\x86", "https": b"\x87"}
 _NAME: Final = re.compile(r"[a-z0-9_.-]+")
 #: Bytes that may not stand in grpc-message as they are.
 _ESCAPED: Final = re.compile(rb"[^\x20-\x24\x26-\x7e]")
+#: Nor may these, in any value (RFC 9110 section 5.5).
+_CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 #: Not metadata of the caller: they belong to gRPC or HTTP/2.
 _RESERVED: Final = frozenset(("content-type", "te", "connection", "grpc-encoding"))
 
@@ -115,6 +117,10 @@ class HeaderReader:
             fields = self._decoder.decode(block)
             if fields is None:
                 raise PeerViolation(ErrorCode.ENHANCE_YOUR_CALM, "header list over its limit")
+            for _, value in fields:
+                if _CONTROL.search(value):
+                    # it would be a line of its own in a log; RFC 9113 section 8.2.1
+                    raise PeerViolation(ErrorCode.PROTOCOL_ERROR, "control character in a header")
             return [(str(name, "ascii"), str(value, "utf-8", "replace")) for name, value in fields]
         except (Undecodable, UnicodeDecodeError) as error:
             raise PeerViolation(ErrorCode.COMPRESSION_ERROR, f"header block: {error}") from error

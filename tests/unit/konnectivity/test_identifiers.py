@@ -64,6 +64,12 @@ def test_what_is_no_query_is_refused_in_upstreams_words(text: str, error: str) -
     assert caught.value.message == error
 
 
+def test_no_identifier_makes_a_line_of_a_log() -> None:
+    found = parse_identifiers("host=a%0aAgent+connected&ipv4=%1b[2J")
+    assert found.host == ("a\nAgent connected",), "what is compared is as it was sent"
+    assert found.text() == "host=a\\nAgent connected,ipv4=\\x1b[2J"
+
+
 def test_a_flood_of_identifiers_has_an_end() -> None:
     with pytest.raises(BadIdentifiers):
         parse_identifiers("host=a&" * 5000)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodenet.hbone.errors import ErrorCode
+from nodenet.hbone.hpack_codec import field
 from nodenet.rpc import headers
 from nodenet.rpc.errors import PeerViolation
 from nodenet.rpc.status import OK, Code, Status, of_http, of_reset
@@ -64,6 +65,14 @@ def test_trailers_alone_are_a_whole_answer() -> None:
 def test_metadata_that_cannot_be_sent_is_refused(bad: tuple[str, str]) -> None:
     with pytest.raises(ValueError, match="metadata"):
         headers.answer((bad,))
+
+
+@pytest.mark.parametrize("value", [b"a\nb", b"a\rb", b"a\0", b"\x1b[2J", b"\x7f"])
+def test_a_control_character_ends_the_connection(value: bytes) -> None:
+    """It would be a line of its own in a log, or move the cursor of who reads it."""
+    with pytest.raises(PeerViolation, match="control character in a header"):
+        headers.HeaderReader(4096).read(field(b"agentid", value))
+    assert headers.HeaderReader(4096).read(field(b"a", b"tab\tis fine"))
 
 
 @given(st.binary(max_size=200))
