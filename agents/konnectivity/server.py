@@ -104,12 +104,14 @@ class Server:
         # before the task group, which would wrap what goes wrong here
         try:
             await self._open()
+            # the agents last: the group that reviews their tokens is entered at once then
+            for listener in reversed(self._listeners):
+                await listener.start()
         except BaseException:
             self.stop_accepting()
             raise
         await self.tasks.__aenter__()
         for listener in self._listeners:
-            await listener.start()
             work = listener.follow_files()
             self._background.append(
                 self.tasks.create_task(work, name=f"certificates of {listener.name}")

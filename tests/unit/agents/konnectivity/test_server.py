@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from nodenet.agents.konnectivity.server_config import Mode
 from nodenet.agents.konnectivity.server_frontends import ConnectProtocol, GrpcFrontend
+from nodenet.agents.konnectivity.server_listeners import Listener
 from nodenet.konnectivity.extensions import NONE
 from nodenet.konnectivity.grpc_frontend import ProxyStream
 from nodenet.konnectivity.packets import CloseResponse, Data, DialRequest, DialResponse
@@ -259,5 +261,29 @@ def test_a_fault_in_one_tick_is_not_the_end_of_all_deadlines(
         async with serving(tmp_path):
             await until(lambda: len(ticks) > 4, "it goes on")
         assert told == ["a fault of ours"]
+
+    run(test())
+
+
+def test_a_server_that_cannot_accept_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Listener.start
+    started: list[Listener] = []
+
+    async def start(self: Listener) -> None:
+        if started:
+            raise OSError(errno.EMFILE, "too many open files")
+        started.append(self)
+        await real(self)
+
+    monkeypatch.setattr(Listener, "start", start)
+
+    async def test() -> None:
+        before = asyncio.all_tasks()
+        with pytest.raises(OSError, match="too many open files"):
+            async with serving(tmp_path):
+                pass
+        assert asyncio.all_tasks() == before and not (tmp_path / "f").exists()
 
     run(test())
