@@ -175,7 +175,10 @@ class CaDirectory:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise CaStateError(lock, error.strerror or str(error)) from error
+            reason = (error.strerror or str(error)).lower().removesuffix(" or directory")
+            raise CaStateError(
+                f"directory of the CA {self.path}", reason, hint="name one that can be made"
+            ) from error
         try:
             end = time.monotonic() + LOCK_SECONDS
             while True:

@@ -134,7 +134,12 @@ class Cgroup:
         absolute = root / path
         # Without this a mistyped path would become a directory of some other file system.
         existing = next(p for p in (absolute, *absolute.parents) if p.exists())
-        require_cgroup2(existing)
+        try:
+            require_cgroup2(existing)
+        except NotACgroup as error:
+            if existing == absolute:
+                raise
+            raise NotACgroup(absolute, f"not below the cgroup v2 mount, {root}") from error
         try:
             absolute.mkdir(parents=True, exist_ok=True)
         except PermissionError as error:

@@ -231,7 +231,7 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CaStateError, match="file"):
         EmbeddedCa(tmp_path / "file")
-    with pytest.raises(CaStateError, match="Not a directory"):
+    with pytest.raises(CaStateError, match="directory of the CA .*: not a directory"):
         EmbeddedCa(tmp_path / "file" / "ca")
 
 
