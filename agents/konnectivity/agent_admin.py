@@ -67,7 +67,7 @@ class AgentAdmin:
     def view(self) -> ServersView:
         """All servers, the addresses without one included."""
         clients = self._clients
-        now = time.time()
+        now = time.monotonic()
         rows = [self._row(stream, now) for stream in clients.streams]
         connected = {row.address for row in rows}
         for address, failure in clients.failures.items():

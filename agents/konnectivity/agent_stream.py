@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 import ssl
-import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 from time import monotonic
@@ -73,7 +72,7 @@ class ServerStream(CallHandler):
         self.server_id = ""
         self.server_count: int | None = None
         self.connected_at = 0.0
-        """Wall-clock time."""
+        """By the steady clock."""
         self.end_status: Status | None = None
         """How it was lost."""
         self.core: AgentCore | None = None
@@ -163,7 +162,7 @@ class ServerStream(CallHandler):
         peer = extensions.parse(offered)
         self.core = remotes.core = AgentCore(self, remotes, peer=peer, counts=self._counts)
         self.state = State.READY
-        self.connected_at = time.time()
+        self.connected_at = monotonic()
         self._answer.set_result(None)
 
     def received(self, message: bytes) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
@@ -122,6 +123,25 @@ def test_health_and_readiness(certs: Certificates, tmp_path: Path) -> None:
                 "  1 of 1 servers",
                 "check passed",
             ]
+        await server.stop()
+
+    run(work())
+
+
+def test_an_age_is_not_moved_by_a_clock_that_jumps(
+    certs: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        server = FakeServer("s1")
+        await server.start(certs)
+        async with whole(certs, tmp_path, server) as agent:
+            await until(lambda: bool(server.open), "connected")
+            real = time.time
+            for jump in (-3600.0, 3600.0):
+                monkeypatch.setattr(time, "time", lambda jump=jump: real() + jump)
+                found = json.dumps(await agent.ask("/v1/servers"))
+                age = float(found.partition('"age_s": ')[2].partition(",")[0])
+                assert 0 <= age < 60
         await server.stop()
 
     run(work())
