@@ -52,6 +52,15 @@ _SYN_SENT = 2
 _IDS = struct.Struct(f"<QQ{abi.EVENT.size - 16}x")
 
 
+def connections_with_others(
+    ns: NetNs, addresses: pod_maps.PodAddresses, states: tuple[int, ...] = _CONNECTED
+) -> list[TcpSocket]:
+    """Open connections of the pod, without those with itself."""
+    own = set(addresses.owned)
+    found = tcp_sockets(ns, states)
+    return [s for s in found if not s.remote.is_loopback and s.remote not in own]
+
+
 @dataclass(frozen=True, slots=True)
 class Enroller:
     """Enrols and un-enrols on one instance. The caller holds the instance's lock."""
@@ -120,7 +129,7 @@ class Enroller:
                     ns, old, needed=backend == "ebpf" and options.direction != "in"
                 ),
             )
-            existing = 0 if live else len(self._outside(ns, addresses, _CONNECTED))
+            existing = 0 if live else len(connections_with_others(ns, addresses))
             listeners = self._put_in(
                 ns, record, addresses, old if live else None, old, wait_seconds
             )
@@ -313,14 +322,6 @@ class Enroller:
             # the kernel offers no event for a map entry; the proxy listens within milliseconds
             time.sleep(_POLL_SECONDS)
 
-    def _outside(
-        self, ns: NetNs, addresses: pod_maps.PodAddresses, states: tuple[int, ...]
-    ) -> list[TcpSocket]:
-        """Connections with others, not of the pod with itself."""
-        found = tcp_sockets(ns, states)
-        own = set(addresses.owned)
-        return [s for s in found if not s.remote.is_loopback and s.remote not in own]
-
     def _reset_older(
         self, ns: NetNs, addresses: pod_maps.PodAddresses, cookie: int, options: EnrolOptions
     ) -> int:
@@ -329,7 +330,7 @@ class Enroller:
             return 0
         recorded = self._recorded(cookie)
         agent = programs.read_config(self.maps)["agent_cgroup"] if self.maps is not None else None
-        older = self._outside(ns, addresses, (*_CONNECTED, _SYN_SENT))
+        older = connections_with_others(ns, addresses, (*_CONNECTED, _SYN_SENT))
         with SockDiag(ns) as diag:
             return sum(
                 1

@@ -199,9 +199,7 @@ def enroll(
 
         emit_report(
             g,
-            msgspec.convert(
-                planned_writes([(f.name, f.netns_path) for f in found], options), view.EnrolPlan
-            ),
+            msgspec.convert(planned_writes(found, options), view.EnrolPlan),
             lambda report, _style: report.text,
         )
         return

@@ -48,11 +48,21 @@ class PlannedWrite(msgspec.Struct, frozen=True, kw_only=True):
     value: str
 
 
+class ExistingConnection(msgspec.Struct, frozen=True, kw_only=True):
+    """A connection that is older than the enrolment would be."""
+
+    pod: str
+    local: str
+    remote: str
+
+
 class EnrolPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The report of ``capture enroll --dry-run``."""
 
     ok: bool
     writes: tuple[PlannedWrite, ...]
+    existing: tuple[ExistingConnection, ...]
+    """Kept uncaptured, or reset with ``--existing reset``."""
     text: str
 
 
