@@ -194,7 +194,8 @@ class AgentStream(CallHandler):
             self._address,
             status,
         )
-        text = status.text or status.code.name
+        # what clients with a dial under way are told: an agent that ends in order says nothing
+        text = status.text or ("the agent has left" if status == OK else status.code.name)
         agents.core.remove_backend(backend, text, agents.loop.time())
 
     # -- backend.Link -----------------------------------------------------------------------------

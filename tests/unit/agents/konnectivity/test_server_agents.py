@@ -11,8 +11,16 @@ import pytest
 
 from nodenet.agents.konnectivity import server, server_agents
 from nodenet.agents.konnectivity.server_agents import Refused
+from nodenet.agents.konnectivity.server_config import Mode
 from nodenet.konnectivity import extensions
-from nodenet.konnectivity.packets import AGENT_METHOD, Data, DialRequest, Drain, push_packet
+from nodenet.konnectivity.packets import (
+    AGENT_METHOD,
+    Data,
+    DialRequest,
+    DialResponse,
+    Drain,
+    push_packet,
+)
 from nodenet.rpc.status import Code, Status
 from tests.interop.certificates import Certificates
 from tests.unit.agents.konnectivity.agent_scene import run, until
@@ -23,6 +31,7 @@ from tests.unit.agents.konnectivity.server_wire import (
     connected,
     fake_agent,
     nothing_left,
+    proxy_stream,
     server_tls,
     serving,
 )
@@ -134,6 +143,21 @@ def test_agent_loss_answers_pending_dials_at_once(tmp_path: Path) -> None:
                 answer = await client.rest()
                 assert answer.startswith(b"HTTP/1.1 502 ") and b"Backend context error" in answer
             await nothing_left(server)
+
+    run(test())
+
+
+def test_an_agent_that_leaves_in_order_is_told_to_those_who_dial(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with (
+            serving(tmp_path, Mode.GRPC) as server,
+            fake_agent(server) as agent,
+            proxy_stream(tmp_path / "f") as client,
+        ):
+            client.send(DialRequest("tcp", "x:1", 7))
+            await agent.next()
+            agent.call.end()
+            assert await client.next() == DialResponse("the agent has left", 0, 7)
 
     run(test())
 
