@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -21,6 +22,19 @@ from nodenet.paths import Instance
 SYSTEM_PACKAGES = "/usr/lib/python3/dist-packages"
 
 
+#: Seconds a daemon has for its word; the rest is there without it.
+ANSWER_SECONDS = 1.0
+
+
+class Daemon(msgspec.Struct, frozen=True, kw_only=True):
+    """A running daemon of the instance that answers."""
+
+    name: str
+    node: str | None
+    version: str
+    pid: int
+
+
 class Version(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of ``nodenet version -j``."""
 
@@ -32,6 +46,8 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     bcc: str | None
     kernel: str
+    daemons: tuple[Daemon, ...] = ()
+    """Those that answer this user: the proxies, which tell their version."""
 
 
 class SchemaDiffers(NodenetError):
@@ -69,6 +85,23 @@ def loaded_schema(instance: Instance) -> int | None:
     return int.from_bytes(raw[:4], "little") if raw else None
 
 
+def daemons(instance: Instance) -> Iterator[Daemon]:
+    """The proxies of the instance that answer; none is no error."""
+    if not instance.run.is_dir():
+        return
+    from nodenet.agents.ztunnel.views import StatusView
+    from nodenet.cli.ztunnel_ask import fetched, local_proxies, own
+
+    for proxy in local_proxies(instance):
+        with contextlib.suppress(NodenetError, OSError):
+            answer = fetched(proxy, "/v1/status", answer_seconds=ANSWER_SECONDS)
+            status = own(answer, proxy, StatusView)
+            if status is not None:
+                yield Daemon(
+                    name="ztunnel", node=status.node, version=status.version, pid=status.pid
+                )
+
+
 def collect(instance: Instance) -> Version:
     """Looks everything up."""
     from nodenet.abi import SCHEMA
@@ -82,15 +115,21 @@ def collect(instance: Instance) -> Version:
         python=platform.python_version(),
         bcc=bcc_version([*sys.path, SYSTEM_PACKAGES]),
         kernel=os.uname().release,
+        daemons=tuple(daemons(instance)),
     )
 
 
 def render(version: Version, _style: Style) -> str:
-    """The one line."""
-    return (
+    """One line, and one a daemon."""
+    line = (
         f"nodenet {version.nodenet}, abi schema {version.abi_schema}, python {version.python}, "
         f"bcc {version.bcc or 'none'}, kernel {version.kernel}\n"
     )
+    for daemon in version.daemons:
+        where = f", node {daemon.node}" if daemon.node else ""
+        other = "" if daemon.version == version.nodenet else ": another version than this command"
+        line += f"{daemon.name} {daemon.version}, pid {daemon.pid}{where}{other}\n"
+    return line
 
 
 @object_command("version")
@@ -98,7 +137,7 @@ def render(version: Version, _style: Style) -> str:
 def command(g: Globals) -> None:
     """Versions of nodenet, its parts and this kernel.
 
-    Exit 1 when the maps in the kernel are of another schema than this nodenet's.
+    A line more for each running proxy. Exit 1 when the maps in the kernel are of another schema than this nodenet's.
     """
     found: Version = emit_report(g, collect(g.instance), render)
     if not found.ok:

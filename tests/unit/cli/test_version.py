@@ -11,7 +11,8 @@ import pytest
 
 from nodenet import __version__, abi, paths
 from nodenet.cli import version
-from nodenet.cli.version import bcc_version
+from nodenet.cli.style import Style
+from nodenet.cli.version import Daemon, Version, bcc_version
 from nodenet.errors import NotPermitted
 from nodenet.kernel.maps import Map
 
@@ -28,7 +29,7 @@ def test_one_line(cli: Any) -> None:
 def test_json(cli: Any) -> None:
     found = cli("version", "-j", "--id", "nn-none").json
     assert list(found) == [
-        "ok", "nodenet", "abi_schema", "abi_schema_loaded", "python", "bcc", "kernel",
+        "ok", "nodenet", "abi_schema", "abi_schema_loaded", "python", "bcc", "kernel", "daemons",
     ]  # fmt: skip
     assert found["ok"] is True and found["abi_schema_loaded"] is None
 
@@ -69,3 +70,18 @@ def test_without_rights_the_loaded_schema_is_unknown(
     (instance.maps / "cfg").touch()
     monkeypatch.setattr(Map, "open", refused)
     assert version.loaded_schema(instance) is None
+
+
+def test_daemons_have_a_line_each() -> None:
+    proxies = (
+        Daemon(name="ztunnel", node="n1", version=__version__, pid=11),
+        Daemon(name="ztunnel", node=None, version="0.0.9", pid=12),
+    )
+    found = Version(
+        ok=True, nodenet=__version__, abi_schema=1, abi_schema_loaded=1, python="3.11.2",
+        bcc=None, kernel="6.1", daemons=proxies,
+    )  # fmt: skip
+    assert version.render(found, Style()).splitlines()[1:] == [
+        f"ztunnel {__version__}, pid 11, node n1",
+        "ztunnel 0.0.9, pid 12: another version than this command",
+    ]
