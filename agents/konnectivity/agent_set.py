@@ -244,7 +244,8 @@ class ClientSet:
                     stream.server_id,
                     why,
                 )
-                self.failures[stream.address] = Failure(f"{stream.address}: {why}", time.time())
+                said = "the server has ended the stream" if why.code is Code.OK else why
+                self.failures[stream.address] = Failure(f"{stream.address}: {said}", time.time())
         self._changed.set()
 
     def _live(self, but: ServerStream) -> list[ServerStream]:

@@ -356,10 +356,13 @@ def test_a_fault_at_one_server_does_not_end_the_agent(
 def test_only_streams_that_end_badly_are_errors(certs: Certificates) -> None:
     async def work() -> None:
         (server,) = await started(certs, FakeServer("s1"))
-        async with agent(config_for(certs, server.port)) as clients:
-            for number, status in enumerate((OK, REFUSED), 1):
+        config = config_for(certs, server.port, "--sync-interval=200ms")
+        async with agent(config) as clients:
+            texts = ("the server has ended the stream", "UNKNOWN: Failed to validate")
+            for number, (status, text) in enumerate(zip((OK, REFUSED), texts, strict=True), 1):
                 await until(lambda: clients.ready == 1, "connected")
                 server.streams[-1].call.end(status)
+                await told(clients, text)
                 await until(lambda n=number: len(server.streams) > n, "connected again")  # type: ignore[misc]  # a loop
             assert clients.stream_errors == {"Unknown": 1}
         await server.stop()
