@@ -137,7 +137,8 @@ def render(version: Version, _style: Style) -> str:
 def command(g: Globals) -> None:
     """Versions of nodenet, its parts and this kernel.
 
-    A line more for each running proxy. Exit 1 when the maps in the kernel are of another schema than this nodenet's.
+    A line more for each running proxy. Exit 1 when the maps in the kernel are of another schema
+    than this nodenet's.
     """
     found: Version = emit_report(g, collect(g.instance), render)
     if not found.ok:
