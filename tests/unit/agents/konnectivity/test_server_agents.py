@@ -367,11 +367,14 @@ def test_a_connection_without_an_agent_is_closed(
             for protocol in (stranger, waiting):
                 await until(lambda p=protocol: p.transport.is_closing(), "it is closed")  # type: ignore[misc]  # a loop
             assert not here.connections and not here._looked_at
+        monkeypatch.undo()
         async with serving(tmp_path) as here, fake_agent(here) as agent:
-            for _ in range(4):
-                await asyncio.sleep(0.2)
-            agent.send(Drain())
-            await until(lambda: next(iter(here.core.backends)).draining, "it is still there")
+            monkeypatch.setattr(server, "STRANGER_SECONDS", 0.3)
+            (protocol,) = here.connections
+            here._look_at(protocol, here.loop.time())
+            due = here._looked_at[protocol]
+            await until(lambda: here._looked_at.get(protocol, due) > due, "it was looked at")
+            assert len(here.core.backends) == 1, "an agent stays"
             agent.call.end()
             await until(lambda: agent.protocol.transport.is_closing(), "it is no agent any more")
 
