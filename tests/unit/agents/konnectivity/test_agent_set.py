@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nodenet.agents.konnectivity import agent_stream, agent_tls
+from nodenet.agents.konnectivity import agent_set, agent_stream, agent_tls
 from nodenet.agents.konnectivity.agent_config import AgentConfig
 from nodenet.rpc.status import OK
 from tests.interop.certificates import Certificates
@@ -314,6 +314,7 @@ def test_a_silent_name_server_does_not_keep_from_known_addresses(
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(agent_set, "RESOLVE_SECONDS", 60.0)
 
     async def work() -> None:
         (server,) = await started(certs, FakeServer("s1"))
