@@ -10,7 +10,7 @@ to a stream) is decided here (RFC 9113).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from nodenet.hbone import frames, headers, nuisance, settings
@@ -413,15 +413,11 @@ class Connection(Incoming):
                 fail(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE overflows a window")
 
     def _settings_acknowledged(self) -> None:
-        if self.acknowledged:
-            fail(ErrorCode.PROTOCOL_ERROR, "SETTINGS acknowledged that were not sent")
+        self._acknowledge()
         self.acknowledged = True
-        less = self._recv_initial - self.settings.window
-        if less:
-            self._recv_initial = self.settings.window
-            for stream in self._streams.values():
-                if not stream.remote_ended:
-                    stream.allowed -= less
+
+    def _receiving_streams(self) -> Iterator[Stream]:
+        return (stream for stream in self._streams.values() if not stream.remote_ended)
 
     def _ping(self, flags: int, stream_id: int, opaque: bytes) -> None:
         if stream_id:
@@ -488,7 +484,7 @@ class Connection(Incoming):
                 receiver.reset(code)
         self._partial.clear()
         self._block = None
-        self._starved = False  # nothing is granted any more
+        self._starved = self._narrowed = self._watchful = False  # nothing is granted any more
 
     def _die(self, error: H2Error) -> None:
         self.fault = error

@@ -6,17 +6,30 @@ up to a limit on what may wait in memory: `LocalSettings.backlog`.
 
 Both come back a quarter of the window at a time: one WINDOW_UPDATE for many frames, and the peer
 never runs dry while the rest is under way.
+
+When much waits, the windows of all streams are narrowed by a SETTINGS frame (section 6.9.2) until
+little waits again: as many receivers may stall then as there are streams, and the others go on.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Iterable
 from typing import Final
 
 from nodenet.hbone import frames
 from nodenet.hbone.errors import ErrorCode, H2Error
-from nodenet.hbone.settings import LocalSettings, Role
+from nodenet.hbone.settings import LocalSettings, Role, Setting
 from nodenet.hbone.stream import Stream
 
+#: Window of a stream while much waits. 200 streams stall with 50 MiB then, which is what the
+#: backlog has beside `_NARROW_SHARE` and what is under way when that is reached; one that does not
+#: stall still carries 12 MB/s over 20 ms.
+NARROW_WINDOW: Final = 256 * 1024
+#: Windows are narrowed when a quarter of the backlog is used, and widened at a quarter of that:
+#: 24 MiB must come and go in between, so no peer sees more than some of these SETTINGS a second.
+_NARROW_SHARE: Final = 2
+_WIDEN_SHARE: Final = 4
 #: Near the backlog limit, credit of the connection comes back in pieces of this at least.
 SCARCE_CREDIT: Final = 16 * 1024
 
@@ -27,9 +40,15 @@ class ReceiveCredit:
     __slots__ = (
         "_allowed",
         "_grant_at",
+        "_narrow_at",
+        "_narrow_due",
+        "_narrowed",
         "_recv_initial",
+        "_settings_due",
         "_starved",
         "_stream_low",
+        "_watchful",
+        "_window",
         "outbox",
         "received",
         "settings",
@@ -49,10 +68,28 @@ class ReceiveCredit:
         self._grant_at = settings.connection_window >> 2
         #: Credit is held back because of the backlog: `consumed` looks whether to give it.
         self._starved = False
+        #: The windows are narrow, or will be with the ACK of the SETTINGS that says so.
+        self._narrowed = False
+        self._narrow_due = False
+        #: `consumed` has to look: starved, or narrowed.
+        self._watchful = False
+        wide = settings.window > NARROW_WINDOW
+        self._narrow_at = settings.backlog >> _NARROW_SHARE if wide else 1 << 62
+        #: SETTINGS the peer has not acknowledged.
+        self._settings_due = 1
         # until the peer has acknowledged our SETTINGS, the default may still be in use
         self._recv_initial = max(settings.window, frames.DEFAULT_WINDOW)
+        self._aim(settings.window)
+
+    def _aim(self, window: int) -> None:
+        """From now on streams get credit up to this."""
+        self._window = window
         #: A stream gets credit when its window and what waits together are down to this.
-        self._stream_low = settings.window - (settings.window + 3 >> 2)
+        self._stream_low = window - (window + 3 >> 2)
+
+    @abstractmethod
+    def _receiving_streams(self) -> Iterable[Stream]:
+        """Streams the peer may send on."""
 
     @property
     def unconsumed(self) -> int:
@@ -77,11 +114,22 @@ class ReceiveCredit:
         stream.taken = taken
         self.taken += count
         if stream.allowed - taken <= self._stream_low:
-            increment = taken + self.settings.window - stream.allowed
-            stream.allowed += increment
-            self.outbox += frames.window_update(stream.id, increment)
+            self._top_up(stream)
+        if self._watchful:
+            self._look()
+
+    def _top_up(self, stream: Stream) -> None:
+        """Gives a stream what it may have at most."""
+        increment = stream.taken + self._window - stream.allowed
+        stream.allowed += increment
+        self.outbox += frames.window_update(stream.id, increment)
+
+    def _look(self) -> None:
+        """Gives back what can be given, after something was consumed or given up."""
         if self._starved:
             self._grant()
+        if self._narrowed and self.unconsumed <= self._narrow_at >> _WIDEN_SHARE:
+            self._widen()
 
     def _grant(self) -> None:
         """Gives the connection what credit it may have. Raises H2Error when it was overdrawn."""
@@ -104,3 +152,49 @@ class ReceiveCredit:
             self.outbox += frames.window_update(0, increment)
         self._starved = full - allowed >= quarter and ceiling < full
         self._grant_at = allowed - 1 if self._starved else allowed - window + quarter
+        if received - self.taken > self._narrow_at and not self._narrowed:
+            self._narrow()
+        self._watchful = self._starved or self._narrowed
+
+    def _narrow(self) -> None:
+        """Announces narrow windows; they hold when the peer has acknowledged it."""
+        if not self._settings_due:
+            self._narrowed = self._narrow_due = True
+            self._announce(NARROW_WINDOW)
+
+    def _widen(self) -> None:
+        """Announces the full windows again, which the peer may use as soon as it reads that."""
+        if not self._settings_due:
+            self._narrowed = False
+            self._watchful = self._starved
+            window = self.settings.window
+            self._aim(window)
+            self._announce(window)
+            self._change(window - self._recv_initial)
+
+    def _announce(self, window: int) -> None:
+        self._settings_due += 1
+        self.outbox += frames.settings([(Setting.INITIAL_WINDOW_SIZE, window)])
+
+    def _change(self, by: int) -> None:
+        """Changes the windows of all streams by the difference (RFC 9113 section 6.9.2)."""
+        self._recv_initial += by
+        if by:
+            for stream in self._receiving_streams():
+                stream.allowed += by
+                # what was taken in the meantime left the old window open and not the new one
+                if stream.allowed - stream.taken <= self._stream_low:
+                    self._top_up(stream)
+
+    def _acknowledge(self) -> None:
+        """The peer has acknowledged SETTINGS of ours. Raises H2Error when it has none to."""
+        if not self._settings_due:
+            text = "SETTINGS acknowledged that were not sent"
+            raise H2Error(ErrorCode.PROTOCOL_ERROR, text)
+        self._settings_due -= 1
+        if self._narrow_due:
+            self._narrow_due = False
+            self._aim(NARROW_WINDOW)
+        self._change(self._window - self._recv_initial)
+        if self._watchful:
+            self._look()

@@ -287,8 +287,8 @@ class Outgoing(ReceiveCredit):
         self._forget(stream)
         self.taken += stream.received - stream.taken
         stream.taken = stream.received
-        if self._starved:
-            self._grant()
+        if self._watchful:
+            self._look()
 
     def _indulge(self, stream_id: int, count: int) -> None:
         """The peer does not know yet that the stream is over: ``count`` bytes may still come."""

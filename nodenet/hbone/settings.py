@@ -57,13 +57,13 @@ class LocalSettings:
     """Largest header list, decoded; None is 65,536 for a server and 16,384 for a client."""
     max_streams: int = 200
     """Streams a client may have open on us at a time; a client announces nothing."""
-    backlog: int = 96 * MIB
+    backlog: int = 128 * MIB
     """Most bytes that are granted or received and not yet consumed, on the whole connection.
 
     The connection's window opens again on receipt, not on consumption, so that stalled tunnels do
-    not stop the others; this is where that ends, because somebody has to hold the bytes. With the
-    default 20 tunnels may be stalled with a full window each before the rest gets less than the
-    whole connection window.
+    not stop the others; this is where that ends, because somebody has to hold the bytes. At a
+    quarter of it the windows of streams are narrowed (`flow`): with the defaults all streams but
+    one may stall, and that one still has the whole connection window.
     """
 
     def __post_init__(self) -> None:

@@ -303,7 +303,7 @@ ACTION = st.tuples(
 @settings(max_examples=100, deadline=None)
 @given(
     role=st.sampled_from(list(Role)),
-    window=st.sampled_from([1, 100, 65_535, 4 << 20]),
+    window=st.sampled_from([1, 100, 65_535, 300_000, 4 << 20]),
     connection_window=st.sampled_from([65_535, 100_000, 16 << 20]),
     extra=st.sampled_from([0, 1000, 80 << 20]),
     their_window=st.sampled_from([1, 1000, 65_535, 1 << 20]),

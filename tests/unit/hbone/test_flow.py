@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from nodenet.hbone.errors import Misuse
-from nodenet.hbone.flow import SCARCE_CREDIT
+from nodenet.hbone.errors import ErrorCode, Misuse
+from nodenet.hbone.flow import NARROW_WINDOW, SCARCE_CREDIT
 from nodenet.hbone.settings import LocalSettings, Role
+from nodenet.hbone.stream import Stream
 from tests.unit.hbone.scripted import ACK, Play, connect, data, rst, settings, window_update
 
 MIB = 1 << 20
@@ -161,9 +162,151 @@ def test_a_reset_brings_held_credit_back() -> None:
     server = Play(Role.SERVER, local)
     server.consumes = server.listens = False
     stream = server.opens(1)
-    server.receives(data(1, payload(MIB))).sends()
+    server.receives(data(1, payload(MIB))).sends(settings((4, NARROW_WINDOW)))
     server.connection.reset(stream)
     server.sends(rst(1, 8), window_update(0, MIB))
+
+
+class Sender:
+    """A client that sends as much as it may on every stream, and obeys."""
+
+    def __init__(self, play: Play) -> None:
+        self.play = play
+        self.initial = 4 * MIB
+        self.window = 16 * MIB
+        self.windows: dict[int, int] = {}
+        self.announced: list[int] = []
+
+    def open(self, number: int) -> Stream:
+        self.obey()
+        self.windows[number] = self.initial
+        return self.play.opens(number)
+
+    def obey(self) -> None:
+        """Reads what the server has to say, and acknowledges it."""
+        raw = bytes(self.play.connection.outbox)
+        self.play.sends_anything()
+        while raw:
+            length, kind, flags = int.from_bytes(raw[:3], "big"), raw[3], raw[4]
+            number = int.from_bytes(raw[5:9], "big")
+            body, raw = raw[9 : 9 + length], raw[9 + length :]
+            if kind == 8 and not number:
+                self.window += int.from_bytes(body, "big")
+            elif kind == 8:
+                self.windows[number] += int.from_bytes(body, "big")
+            elif kind == 4 and not flags:
+                assert body[:2] == b"\0\4" and length == 6
+                initial = int.from_bytes(body[2:], "big")
+                for each in self.windows:
+                    self.windows[each] += initial - self.initial
+                self.initial = initial
+                self.announced.append(initial)
+                self.play.receives(ACK)
+
+    def send(self, number: int, most: int) -> int:
+        """So many bytes, as far as the windows allow; how many it were."""
+        sent = 0
+        while size := max(0, min(self.windows[number], self.window, most - sent, MIB)):
+            self.windows[number] -= size
+            self.window -= size
+            sent += size
+            self.play.receives(data(number, payload(size)))
+            self.obey()
+        return sent
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_all_streams_but_one_may_stall(together: bool) -> None:
+    """One after the other, or all at once, a quarter of a window each in turn."""
+    server = Play(Role.SERVER)
+    server.consumes = server.listens = False
+    sender = Sender(server)
+    connection = server.connection
+    stalled = {number: sender.open(number) for number in range(1, 399, 2)}
+    for _ in range(4 if together else 1):
+        for number in stalled:
+            sender.send(number, MIB if together else 4 * MIB)
+    assert len(stalled) == 199 and sender.announced == [NARROW_WINDOW]
+    assert all(sender.windows[number] <= 0 for number in stalled)
+    assert connection.unconsumed < 100 * MIB
+    stream = sender.open(399)
+    for _ in range(100):
+        assert sender.send(399, NARROW_WINDOW) == NARROW_WINDOW
+        assert sender.window >= 12 * MIB
+        connection.consumed(stream, NARROW_WINDOW)
+        sender.obey()
+    # they read again: everybody gets the full window back
+    for each in stalled.values():
+        connection.consumed(each, each.unconsumed)
+        sender.obey()
+    assert sender.announced == [NARROW_WINDOW, 4 * MIB]
+    for number, each in {**stalled, 399: stream}.items():
+        assert sender.windows[number] == each.recv_window > 3 * MIB
+    assert sender.send(1, 3 * MIB) == 3 * MIB
+
+
+def test_a_narrow_window_holds_once_it_is_acknowledged() -> None:
+    local = LocalSettings(window=MIB, connection_window=MIB, backlog=2 * MIB)
+    server = Play(Role.SERVER, local)
+    server.consumes = server.listens = False
+    stream = server.opens(1)
+    less = MIB - NARROW_WINDOW
+    narrow = settings((4, NARROW_WINDOW))
+    server.receives(data(1, payload(MIB // 2 + 1))).sends(window_update(0, MIB // 2 + 1), narrow)
+    assert stream.recv_window == MIB // 2 - 1
+    late = server.opens(3)
+    server.receives(data(1, b"x"))  # it may not have read that yet
+    assert late.recv_window == MIB
+    server.receives(ACK)
+    assert stream.recv_window == MIB // 2 - 2 - less < 0
+    assert late.recv_window == NARROW_WINDOW == server.opens(5).recv_window
+    server.sends()
+    server.receives(data(1, b"x")).sends(rst(1, ErrorCode.FLOW_CONTROL_ERROR), settings((4, MIB)))
+
+
+def test_who_has_taken_everything_before_is_not_left_without_a_window() -> None:
+    local = LocalSettings(window=MIB, connection_window=4 * MIB, backlog=8 * MIB)
+    server = Play(Role.SERVER, local)
+    server.consumes = server.listens = False
+    quick, *slow = (server.opens(number) for number in (1, 3, 5, 7))
+    server.receives(data(1, payload(MIB // 8)))
+    server.connection.consumed(quick, MIB // 8)  # too little to be given back
+    for stream in slow:
+        server.receives(data(stream.id, payload(MIB)))
+    assert bytes(server.connection.outbox).endswith(settings((4, NARROW_WINDOW)))
+    server.sends_anything()
+    server.receives(ACK).sends(window_update(1, MIB // 8))
+    assert quick.recv_window == NARROW_WINDOW
+    assert [stream.recv_window for stream in slow] == [NARROW_WINDOW - MIB] * 3
+
+
+def test_a_full_window_may_be_used_at_once() -> None:
+    local = LocalSettings(window=MIB, connection_window=MIB, backlog=2 * MIB)
+    server = Play(Role.SERVER, local)
+    server.consumes = server.listens = False
+    stream = server.opens(1)
+    server.receives(data(1, payload(MIB - 10)), ACK)
+    server.sends_anything()
+    server.connection.consumed(stream, MIB - 10)
+    assert bytes(server.connection.outbox).endswith(settings((4, MIB)))
+    assert stream.recv_window == MIB
+    # nothing is announced before the last word is acknowledged
+    server.sends_anything()
+    server.receives(data(1, payload(MIB)))
+    assert settings((4, NARROW_WINDOW)) not in bytes(server.connection.outbox)
+    server.receives(ACK)
+    server.dies(ErrorCode.PROTOCOL_ERROR, ACK)
+
+
+def test_narrow_windows_stay_as_they_are() -> None:
+    server = Play(Role.SERVER, LocalSettings(window=NARROW_WINDOW, backlog=16 * MIB))
+    server.consumes = server.listens = False
+    for number in range(1, 101, 2):
+        server.opens(number)
+        server.receives(data(number, payload(NARROW_WINDOW)))
+        assert settings((4, NARROW_WINDOW)) not in bytes(server.connection.outbox)
+        server.sends_anything()
+    assert server.connection.unconsumed > 12 * MIB
 
 
 def test_a_window_smaller_than_the_default_counts_once_it_is_acknowledged() -> None:

@@ -121,6 +121,28 @@ def test_receivers_that_stand_still_stop_nobody_else(world: Meshed, towards: str
         assert received == sent
 
 
+@pytest.mark.parametrize("towards", ["server", "client"])
+def test_all_receivers_but_one_may_stand_still(world: Meshed, towards: str) -> None:
+    """As many full windows as there are tunnels would be more than a connection may hold."""
+    world.start("--stats=127.0.0.1:0")
+    with tunnels(world, 100) as made:
+        assert metric(world.proxies["n1"], "nodenet_pool_connections") == 1
+        memory = {node: proxy.rss_kib() for node, proxy in world.proxies.items()}
+        senders = [pair[0 if towards == "server" else 1] for pair in made[1:]]
+        sent = fill(senders)
+        exchange(made[0], 16 * MIB)
+        receiving = "n2" if towards == "server" else "n1"
+        assert world.proxies[receiving].rss_kib() - memory[receiving] < 2 * 128 * KIB
+        received = 0
+        for sender, (client, server) in zip(senders, made[1:], strict=True):
+            sender.shutdown(socket.SHUT_WR)
+            receiver = server if towards == "server" else client
+            while data := receiver.recv(MIB):
+                received += len(data)
+        assert received == sent
+        exchange(made[0], 16 * MIB)
+
+
 def test_several_hundred_tunnels(world: Meshed) -> None:
     world.start("--stats=127.0.0.1:0")
     with tunnels(world, 250) as made:
