@@ -26,7 +26,7 @@ from nodenet.rpc.call import Buffer, CallHandler
 from nodenet.rpc.connection import Role
 from nodenet.rpc.headers import Metadata
 from nodenet.rpc.limits import Limits
-from nodenet.rpc.status import Status
+from nodenet.rpc.status import Code, Status
 
 #: For TCP, TLS and the server's initial metadata. Upstream waits for ever.
 CONNECT_SECONDS: Final = 10.0
@@ -183,6 +183,7 @@ class ServerStream(CallHandler):
             receive(message, monotonic())
         except MalformedPacket as error:
             logger.warning("server %s sent no packet: %s", self.server_id, error)
+            self._end(Status(Code.INTERNAL, error.message))
             self.close(error.message)
             return
         core = self.core

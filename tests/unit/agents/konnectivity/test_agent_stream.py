@@ -37,6 +37,7 @@ from tests.unit.agents.konnectivity.agent_scene import (
     config_for,
     run,
     token_file,
+    told,
     until,
 )
 
@@ -494,6 +495,8 @@ def test_garbage_from_a_server_ends_its_stream(certs: Certificates) -> None:
     async def work() -> None:
         async with connected(certs) as (stream, clients):
             stream.call.send(b"\xff\xff\xff\xff")
+            await told(clients, "malformed packet of 4 bytes")
+            assert clients.stream_errors == {"Internal": 1}
             await until(lambda: stream.over is not None, "the stream is ended")
             await until(lambda: clients.ready == 1, "and made anew")
 
