@@ -87,6 +87,8 @@ MAX_DIALS: Final = 8192
 MAX_CONTROL: Final = 16_384
 #: Good dials of one agent whose times are kept for people to look at.
 RECENT_DIALS: Final = 256
+#: Of an error that is kept for people to look at: an agent may send 16 MiB.
+LAST_ERROR_CHARS: Final = 1024
 #: Ids closed here that a packet may still be on the way for.
 RECENT_IDS: Final = 4096
 
@@ -353,7 +355,7 @@ class Backend:
         """A dial came to nothing. The tunnel is out of the table already."""
         tunnel.state = State.OVER
         self.failed += 1
-        self.last_error = refusal.text
+        self.last_error = refusal.text[:LAST_ERROR_CHARS]
         self.last_error_at = self._core.now
         self._core.failed(refusal.reason)
         frontend, tunnel.frontend = tunnel.frontend, None

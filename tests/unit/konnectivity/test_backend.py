@@ -66,6 +66,14 @@ def test_row_b2_the_agents_error_is_told(scene: Scene) -> None:
     assert scene.core.counts.dial_failures[DialFailure.ERROR_RESPONSE] == 1
 
 
+def test_of_a_long_error_the_beginning_is_kept(scene: Scene) -> None:
+    agent, client = Agent(scene), Client(scene)
+    client.dial(dial_id=5)
+    agent.take()
+    agent.send(DialResponse("x" * 1_000_000, 0, 5))
+    assert agent.backend.last_error == "x" * 1024
+
+
 @pytest.mark.parametrize("connect_id", [0, -3])
 def test_an_answer_without_an_id_is_an_error(scene: Scene, connect_id: int) -> None:
     agent, client = Agent(scene), Client(scene)
