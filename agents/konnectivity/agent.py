@@ -32,6 +32,7 @@ from nodenet.agents.konnectivity.process import (
     StopSignals,
     admin_listener,
     close_all,
+    memory_given_back,
     raise_file_limit,
 )
 from nodenet.httpd.server import HttpServer
@@ -83,6 +84,7 @@ async def serve(
         unix = admin_listener(path, wanted=config.admin_socket is not None)
         stack.callback(close_all, unix)
         stack.enter_context(stop.caught(loop))
+        stack.enter_context(memory_given_back(loop))
         sockets = stack.enter_context(contextlib.closing(Sockets(loop)))
         clients = ClientSet(config, sockets, rng=Random())
         leases = LeaseCounts()

@@ -15,6 +15,7 @@ from typing import Final
 
 from nodenet.errors import NodenetError
 from nodenet.httpd.sockets import UnixListener, open_unix
+from nodenet.rpc.malloc import GIVE_BACK_SECONDS, give_back
 
 #: Whose members may ask at the Unix socket without being root (docs/cli.md, admin surfaces).
 GROUP: Final = "nodenet"
@@ -72,6 +73,27 @@ def close_all(listeners: Sequence[socket.socket | UnixListener]) -> None:
             each.sock.close()
         else:
             each.close()
+
+
+@contextlib.contextmanager
+def memory_given_back(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Gives memory that is not used any more back, now and then inside the block."""
+
+    timer: asyncio.TimerHandle
+
+    def wait() -> None:
+        nonlocal timer
+        timer = loop.call_later(GIVE_BACK_SECONDS, turn)
+
+    def turn() -> None:
+        give_back()
+        wait()
+
+    wait()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def raise_file_limit() -> None:

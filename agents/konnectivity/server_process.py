@@ -19,6 +19,7 @@ from nodenet.agents.konnectivity.process import (
     StopSignals,
     admin_listener,
     close_all,
+    memory_given_back,
     raise_file_limit,
 )
 from nodenet.agents.konnectivity.server import Server
@@ -60,6 +61,7 @@ async def serve(config: ServerConfig, stop: StopSignals, path: Path, *, ready: T
         unix = admin_listener(path, wanted=config.admin_socket is not None)
         stack.callback(close_all, unix)
         stack.enter_context(stop.caught(asyncio.get_running_loop()))
+        stack.enter_context(memory_given_back(asyncio.get_running_loop()))
         kubernetes = await stack.enter_async_context(_kubernetes(config))
         server = await stack.enter_async_context(
             Server(config, authenticator=kubernetes.authenticator)

@@ -21,6 +21,28 @@ print(faults())
 """
 
 
+GIVEN_BACK = """
+from nodenet.rpc.malloc import give_back, keep_large_buffers
+def rss():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+assert keep_large_buffers()
+buffers = [bytearray(b"x") * (200_000 if n % 2 else 2000) for n in range(1000)]
+full = rss()
+kept = buffers[::2]  # what is large lies between what stays
+del buffers
+before = rss()
+assert give_back()
+print(full - before, before - rss())
+"""
+
+
+def test_holes_are_given_back() -> None:
+    command = [sys.executable, "-c", GIVEN_BACK]
+    done = subprocess.run(command, check=True, capture_output=True, timeout=30)
+    by_itself, given = map(int, done.stdout.split())
+    assert by_itself < 10_000_000 and given > 80_000_000
+
+
 def faults(*arguments: str) -> int:
     command = [sys.executable, "-c", CODE, *arguments]
     return int(subprocess.run(command, check=True, capture_output=True, timeout=30).stdout)
