@@ -44,6 +44,7 @@ class PodVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _CLOSED: Final = "new connections are refused (on-proxy-down=closed)"
+_REDIRECTED: Final = "new connections are refused: a netfilter redirect looks for no listener"
 _OPEN: Final = "new connections pass uncaptured (on-proxy-down=open)"
 
 
@@ -80,6 +81,11 @@ def verify(
             checks.append(_entry(maps, record))
         if record.backend == "iptables":
             checks.append(_iptables(ns, record))
+            if maps is not None:
+                checks.extend(_listeners(maps, record))
+            checks.append(
+                Check(id="probe", state="skip", found="there is none for the iptables backend")
+            )
         elif maps is not None:
             checks.append(_addresses(maps, ns, record))
             checks.append(_programs(instance, maps))
@@ -242,6 +248,8 @@ def _listeners(maps: Mapping[str, Map], record: PodRecord) -> list[Check]:
             )
         else:
             means = _CLOSED if record.on_proxy_down == "closed" else _OPEN
+            if record.backend == "iptables":
+                means = _REDIRECTED
             checks.append(
                 Check(
                     id=f"listener_{port}",

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
@@ -90,3 +91,27 @@ def test_an_unknown_destination_is_named(lab: str) -> None:
     done = run(lab, "capture", "explain", "a1", "nosuch:80")
     assert done.returncode == 4
     assert done.stderr.startswith("nodenet: unknown pod nosuch: not on this node; ")
+
+
+def test_a_dead_proxy_of_iptables_is_a_failed_check() -> None:
+    name = f"e{secrets.token_hex(4)}"
+    words = ("capture", "verify", "a1", "--probe", "-j")
+    try:
+        assert run(name, "lab", "up", "--backend", "iptables", "--family", "4").returncode == 0
+        checks = json.loads(run(name, *words).stdout)["pods"][0]["checks"]
+        assert {c["id"]: c["state"] for c in checks} == {
+            "netns": "ok", "entry": "ok", "iptables": "ok", "listener_15001": "ok",
+            "listener_15006": "ok", "probe": "skip",
+        }  # fmt: skip
+        for daemon in json.loads(run(name, "version", "-j").stdout)["daemons"]:
+            process = psutil.Process(daemon["pid"])
+            process.kill()
+            process.wait(10)
+        done = run(name, *words)
+        failed = [c for c in json.loads(done.stdout)["pods"][0]["checks"] if c["state"] == "fail"]
+        assert done.returncode == 1
+        assert [c["id"] for c in failed] == ["listener_15001", "listener_15006"]
+        assert all("refused: a netfilter redirect looks for no listener" in c["means"]
+                   for c in failed)  # fmt: skip
+    finally:
+        run(name, "lab", "down")
