@@ -41,8 +41,10 @@ class NoZtunnel(NotFound):
     """Nobody answers where a proxy would."""
 
     def __init__(self, where: object, reason: str) -> None:
+        left = isinstance(where, Path) and reason == "connection refused"
         super().__init__(
-            f"no ztunnel here: connect {where}: {reason}",
+            f"no ztunnel here: connect {where}: {reason}"
+            f"{' (left by one that was killed)' if left else ''}",
             hint="start it: nodenet ztunnel run, or name one: --admin 127.0.0.1:15000",
         )
 

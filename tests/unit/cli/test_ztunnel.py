@@ -306,7 +306,10 @@ def test_one_that_was_killed_is_told_of_and_left_out(ztunnel: Cli, two: Served) 
         sock.bind(str(dead))
     outcome = ztunnel("services")
     assert outcome.out == SERVICE_TABLE
-    assert outcome.err == f"nodenet: no ztunnel here: connect {dead}: connection refused\n"
+    assert outcome.err == (
+        f"nodenet: no ztunnel here: connect {dead}: connection refused "
+        "(left by one that was killed)\n"
+    )
 
 
 # other ways to ask
