@@ -27,6 +27,9 @@ from tests.interop.peers import (
 from tests.interop.remotes import Remote, echo
 
 
+pytestmark = pytest.mark.timeout(600)  # many processes, one after the other
+
+
 def works(server: ServerProcess, address: str) -> bool:
     """Whether a tunnel carries bytes."""
 
