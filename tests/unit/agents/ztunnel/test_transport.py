@@ -131,6 +131,9 @@ def test_a_close_that_is_not_read_ends_all_the_same(scene_with: SceneWith, until
     (connection,) = scene.pool.connections
     transport = connection.transport
     assert transport is not None
+    # as they are, the kernel's buffers may take more than the stream's window lets through
+    transport.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+    scene.servers[0].transport.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
     opener.app.setblocking(False)
 
     def full() -> bool:
