@@ -9,6 +9,8 @@ import click
 
 from nodenet.cli.commands import object_command
 from nodenet.cli.complete_command import DIRECTORIES, FILES, SHELLS
+from nodenet.cli.globals import Format, Globals, pass_globals
+from nodenet.errors import UsageError
 
 _BASH = """\
 # nodenet completion bash: source <(nodenet completion bash)
@@ -82,6 +84,9 @@ def script(shell: str) -> str:
     "completion", epilog="Example: echo 'source <(nodenet completion bash)' >> ~/.bashrc"
 )
 @click.argument("shell", type=click.Choice(SHELLS), metavar="bash|zsh|fish")
-def command(shell: str) -> None:
+@pass_globals
+def command(g: Globals, shell: str) -> None:
     """Print the completion script of a shell."""
+    if g.format is not Format.TABLE:
+        raise UsageError("completion prints a script for a shell: it has no other form")
     click.echo(script(shell), nl=False)

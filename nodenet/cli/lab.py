@@ -218,6 +218,10 @@ def execute(g: Globals, pod: str, cmd: tuple[str, ...]) -> None:
     from nodenet.errors import UsageError
     from nodenet.lab.execute import execute as become
 
+    if cmd[0].startswith("-") and cmd[0] != "--":
+        raise UsageError(
+            f"{cmd[0]} is no command", hint="nodenet's options stand before POD, CMD behind --"
+        )
     argv = cmd[1:] if cmd[0] == "--" else cmd
     if not argv:
         raise UsageError("no command to run", hint=f"e.g. nodenet lab exec {pod} -- ip addr")

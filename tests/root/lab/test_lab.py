@@ -317,6 +317,11 @@ def test_exec_passes_status_input_and_options_through(lab: LabDir) -> None:
     "argv, code, error",
     [
         (["a9", "--", "true"], 4, "no pod a9 in lab {lab}; it has: a1 b1 a2 b2 n1 n2"),
+        (
+            ["a1", "-j", "--", "true"],
+            2,
+            "-j is no command; nodenet's options stand before POD, CMD behind --",
+        ),
         (["a1", "--", "/no/such"], 127, "cannot run /no/such: not found"),
         (["a1", "--", "/etc"], 126, "cannot run /etc: permission denied"),
     ],

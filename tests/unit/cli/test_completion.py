@@ -131,3 +131,9 @@ def test_a_real_bash(tmp_path: Path, cli: Any, line: str, replies: list[str]) ->
     )
     assert done.stdout.split() == replies
     assert done.stderr == ""
+
+
+def test_a_script_has_one_form(cli: Any) -> None:
+    assert cli("completion", "bash").out.startswith("# nodenet completion bash")
+    outcome = cli("completion", "bash", "-j")
+    assert (outcome.status, outcome.json["kind"]) == (2, "UsageError")
