@@ -101,9 +101,10 @@ def test_a_change_for_a_while_goes_back_by_itself(
 
     async def change() -> None:
         control.change("debug", seconds=0.25, now_ns=1_000_000_000)
+        # here, where no timer can come in between
+        assert control.until == "1970-01-01T00:00:01.250000Z"
 
     loop.run_until_complete(change())
-    assert control.until == "1970-01-01T00:00:01.250000Z"
     until(lambda: len(applied.all) == 3)
     assert applied.all == ["info", "debug", "info"]
     assert control.until is None
