@@ -41,7 +41,8 @@ class _Quiet:
 
 def _lab(lab: LabDir, verb: str, *argv: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "nodenet.cli.main", "lab", verb, "--id", lab.lab, *argv]
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("NODENET")}
+    ours = ("NODENET", "LC_", "LANG")
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
     return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environ)
 
 

@@ -51,7 +51,7 @@ def demo() -> ModuleType:
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
     """Runs ``nodenet ARGS`` in this process."""
-    for name in ("NO_COLOR", "FORCE_COLOR", "NODENET_ID"):
+    for name in ("NO_COLOR", "FORCE_COLOR", "NODENET_ID", "LC_ALL", "LC_CTYPE", "LANG"):
         monkeypatch.delenv(name, raising=False)
 
     def call(*arguments: str) -> Outcome:
@@ -66,7 +66,7 @@ def items(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, demo: ModuleType
 ) -> Cli:
     """Runs the demonstration tree in this process."""
-    for name in ("NO_COLOR", "FORCE_COLOR", "NODENET_ID"):
+    for name in ("NO_COLOR", "FORCE_COLOR", "NODENET_ID", "LC_ALL", "LC_CTYPE", "LANG"):
         monkeypatch.delenv(name, raising=False)
 
     def call(*arguments: str) -> Outcome:
