@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from nodenet.konnectivity.client import DialFailed, Mode, ProxyUnreachable, TunnelLost, dial
+from nodenet.rpc.malloc import GIVE_BACK_SECONDS
 from tests.interop.peers import AgentProcess, Process, ServerProcess, World, wait_for
 from tests.interop.remotes import Remote, echo
 
@@ -114,15 +115,27 @@ def test_churn_leaves_nothing(world: World, mode: Mode) -> None:
         # buffers and pools have their size before the first look
         asyncio.run(churn(min(SECONDS / 3, 60), remote.address, restarting=False))
         settle(server)
-        before = [sample(process) for process in (server, *agents)]
+        before = at_rest(server)
         asyncio.run(churn(SECONDS, remote.address, restarting=True))
         settle(server)
-        after = sample(server)
-    print(f"{mode}: {tally}; server {before[0]} -> {after}")
+        after = at_rest(server)
+    print(f"{mode}: {tally}; server {before} -> {after}")
     assert tally.wrong == []
     assert tally.exchanged >= TUNNELS
-    assert after.files <= before[0].files + 5
-    assert after.rss_kib <= before[0].rss_kib * 1.25 + 20_000
+    assert after.files <= before.files + 5
+    # in seconds nothing has been given back yet, and clients leave up to 200 kB each unread
+    spare = 8_000 if SECONDS > 60 else 40_000
+    assert after.rss_kib <= before.rss_kib * 1.1 + spare
+
+
+def at_rest(process: Process) -> Sample:
+    """What a process holds; of a long run behind the load, when what was free is given back."""
+    found = sample(process)
+    end = time.monotonic() + (GIVE_BACK_SECONDS + 5 if SECONDS > 60 else 0)
+    while time.monotonic() < end:
+        time.sleep(1)
+        found = min(found, sample(process), key=lambda each: each.rss_kib)
+    return found
 
 
 def restart(agent: AgentProcess) -> None:
