@@ -144,7 +144,7 @@ class Connection(Incoming):
             self._skip += count
             self._stray_data(flags, stream_id, length)
             return
-        if stream.received + length > stream.allowed:
+        if stream.received + length > stream.allowed and length > self.may_come(stream):
             self.taken += length
             self._skip += count
             self._stream_error(stream, ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the window")
@@ -443,7 +443,7 @@ class Connection(Incoming):
             for stream in [s for s in self._streams.values() if s.id > last]:
                 if not stream.closed:
                     receiver = stream.receiver
-                    self._indulge(stream.id, stream.allowed - stream.received)
+                    self._indulge(stream.id, self.may_come(stream))
                     self._abandon(stream)
                     receiver.reset(ErrorCode.REFUSED_STREAM)
         self._handler.on_goaway(last, code)

@@ -101,6 +101,18 @@ class ReceiveCredit:
         """Bytes the peer may send on the whole connection."""
         return self._allowed - self.received
 
+    def may_come(self, stream: Stream) -> int:
+        """Bytes that a peer which keeps the rules may still send on a stream.
+
+        More than its window while windows are narrow: what the peer had counted against the wide
+        one may come behind its ACK where it writes from several threads (Go's net/http2 client).
+        So nobody is held to a narrow window (RFC 9113 section 6.9.3 allows that); whoever ignores
+        it stalls but its own connection.
+        """
+        narrower = self.settings.window - self._recv_initial
+        window = stream.allowed - stream.received
+        return max(0, window + narrower if narrower > 0 else window)
+
     def consumed(self, stream: Stream, count: int) -> None:
         """The caller has passed on ``count`` bytes of a stream.
 

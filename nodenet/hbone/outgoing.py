@@ -155,7 +155,7 @@ class Outgoing(ReceiveCredit):
             return
         self.outbox += frames.rst_stream(stream.id, code)
         if not stream.remote_ended:
-            self._indulge(stream.id, stream.allowed - stream.received)
+            self._indulge(stream.id, self.may_come(stream))
         self._abandon(stream)
 
     # -- data ------------------------------------------------------------------------------------

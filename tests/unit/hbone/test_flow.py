@@ -261,7 +261,55 @@ def test_a_narrow_window_holds_once_it_is_acknowledged() -> None:
     assert stream.recv_window == MIB // 2 - 2 - less < 0
     assert late.recv_window == NARROW_WINDOW == server.opens(5).recv_window
     server.sends()
-    server.receives(data(1, b"x")).sends(rst(1, ErrorCode.FLOW_CONTROL_ERROR), settings((4, MIB)))
+
+
+def narrowed() -> tuple[Play, Stream]:
+    """A server that has narrowed its windows, and a stream that had more than fits into one."""
+    local = LocalSettings(window=MIB, connection_window=2 * MIB, backlog=5 * MIB)
+    server = Play(Role.SERVER, local)
+    server.consumes = server.listens = False
+    stream, other = server.opens(1), server.opens(3)
+    server.receives(data(1, payload(MIB - 1000)), data(3, payload(MIB * 3 // 4)))
+    assert bytes(server.connection.outbox).endswith(settings((4, NARROW_WINDOW)))
+    server.receives(ACK).sends_anything()
+    assert stream.recv_window == 1000 - (MIB - NARROW_WINDOW) < 0 < other.unconsumed
+    return server, stream
+
+
+def test_a_stream_ends_without_a_window() -> None:
+    """An empty DATA frame needs none (RFC 9113 section 6.9.1)."""
+    server, stream = narrowed()
+    server.receives(data(1, end=True)).emits("ended 1").sends()
+    assert stream.unconsumed == MIB - 1000
+    # and so may one that was reset in the meantime
+    server, stream = narrowed()
+    server.connection.reset(stream)
+    server.sends(rst(1, 8))
+    server.receives(data(1), data(1, end=True)).sends()
+    assert not server.connection.closed
+
+
+def test_data_that_was_counted_before_the_acknowledgement_may_come_behind_it() -> None:
+    """Writers that are not the reader, as in Go's net/http2, take from a window and then queue."""
+    server, stream = narrowed()
+    server.receives(data(1, payload(1000))).sends()
+    assert stream.unconsumed == MIB
+    # a window of before is all there ever was
+    server.receives(data(1, b"x")).sends(rst(1, ErrorCode.FLOW_CONTROL_ERROR))
+    server, stream = narrowed()
+    server.connection.reset(stream)
+    server.sends(rst(1, 8))
+    server.receives(data(1, payload(1000))).sends()
+    server.dies(ErrorCode.FLOW_CONTROL_ERROR, data(1, b"x"))
+
+
+def test_who_ignores_narrow_windows_is_held_to_the_others() -> None:
+    server, _ = narrowed()
+    stream = server.opens(5)
+    assert stream.recv_window == NARROW_WINDOW
+    server.receives(data(5, payload(MIB)))
+    server.sends_anything()
+    server.receives(data(5, b"x")).sends(rst(5, ErrorCode.FLOW_CONTROL_ERROR))
 
 
 def test_who_has_taken_everything_before_is_not_left_without_a_window() -> None:
