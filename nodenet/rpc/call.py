@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from nodenet.hbone.errors import ErrorCode
 from nodenet.rpc.errors import CallOver
@@ -18,6 +18,11 @@ Buffer = bytes | memoryview
 
 #: A message of so much is handed on in the pieces it came in: joining them is a copy.
 PIECES_BYTES: Final = 32 << 10
+#: Pieces that are smaller on average are joined: each is a write and an entry of queues further on.
+_LEAST_PIECE_SHIFT: Final = 12
+#: What has come of a message is joined when it is more pieces than this and one for each KiB: a
+#: peer that sends a byte a frame would have us hold fifty for each.
+_CRUMBS: Final = 64
 
 #: Before every message: not compressed, and its length in four bytes.
 _PREFIX_BYTES: Final = 5
@@ -259,11 +264,14 @@ class Call:
                 if left:
                     self._parts.append(_kept(data, at, end))
                     self._parts_bytes += left
+                    if len(self._parts) > _CRUMBS + (self._parts_bytes >> 10):
+                        self._parts = [b"".join(self._parts)]
                 self._need = need - left
                 return
             start, at = at, at + need
             self._need = -1
-            if self._parts_bytes + need >= PIECES_BYTES:
+            size = self._parts_bytes + need
+            if size >= PIECES_BYTES and len(self._parts) < size >> _LEAST_PIECE_SHIFT:
                 pieces, self._parts = self._parts, []
                 self._parts_bytes = 0
                 pieces.append(_kept(data, start, at))
@@ -298,7 +306,8 @@ class Call:
 
 def _kept(data: Buffer, start: int, end: int) -> Buffer:
     """Part of a chunk, to be kept: a view where that is a good part of what it keeps alive."""
-    if (end - start) << 2 < len(data):
+    alive = len(data) if isinstance(data, bytes) else len(cast(bytes, data.obj))
+    if (end - start) << 2 < alive:
         return bytes(data[start:end])
     return memoryview(data)[start:end]
 

@@ -165,6 +165,34 @@ def test_a_small_piece_of_a_large_chunk_does_not_keep_it() -> None:
     assert kept == [True, False, True, True]
 
 
+def test_a_piece_counts_against_the_whole_buffer_it_lies_in() -> None:
+    """A read may fill a quarter of its buffer and a message a quarter of the read."""
+    pair = Pair()
+    call, _, theirs, _ = pair.open()
+    theirs.handler = handler = Pieces()
+    call.send(bytes(40_000))
+    data = b"".join(pair.client.flush())
+    buffer = memoryview(bytearray(256 << 10))
+    buffer[: len(data)] = data
+    pair.server.receive(buffer[: len(data)], 0.0)
+    ((piece,),) = handler.told  # type: ignore[misc]
+    assert isinstance(piece, bytes) and piece == bytes(40_000)
+
+
+def test_a_large_message_in_crumbs_comes_in_one_piece() -> None:
+    """A byte in a frame of its own takes fifty of memory, with all who hold it."""
+    call, handler = Call(server(), 1, PATH, (), send_window=0, recv_window=0), Pieces()
+    call.handler = handler
+    content = bytes(range(250)) * 400
+    stream = memoryview(b"\0" + len(content).to_bytes(4, "big") + content)
+    most = 0
+    for at in range(len(stream)):
+        call.feed(stream[at : at + 1], 0, 1, 1 << 20)
+        most = max(most, len(call._parts))
+    assert handler.told == [content]
+    assert most < 200
+
+
 def test_request_metadata_arrives() -> None:
     pair = Pair()
     _, _, theirs, _ = pair.open()
