@@ -26,7 +26,6 @@ from tests.interop.peers import (
 )
 from tests.interop.remotes import Remote, echo
 
-
 pytestmark = pytest.mark.timeout(600)  # many processes, one after the other
 
 
