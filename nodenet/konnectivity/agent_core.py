@@ -68,7 +68,7 @@ from nodenet.konnectivity.packets import (
     pull_packet,
     push_packet,
 )
-from nodenet.rpc.call import Buffer
+from nodenet.rpc.call import Buffer, kept
 
 #: Bytes of all tunnels of a stream that wait for their remotes.
 HELD_BYTES: Final = 256 * 1024 * 1024
@@ -245,7 +245,7 @@ class AgentCore:
                 sent = tunnel.endpoint.write(held[0])
                 taken += sent
                 if sent < len(held[0]):
-                    held[0] = held[0][sent:]
+                    held[0] = memoryview(kept(held[0], sent, len(held[0])))
                     break
                 held.popleft()
         except OSError:
@@ -347,7 +347,7 @@ class AgentCore:
                 self._took(tunnel, size, now)
                 return
             tunnel.progress_at = now
-        tunnel.held.append(data[taken:])
+        tunnel.held.append(memoryview(kept(data, taken, size)))
         tunnel.held_bytes += size - taken
         self.held_bytes += size - taken
         if taken:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from nodenet.konnectivity.packets import MAX_PAYLOAD_BYTES, data_prefix
-from nodenet.rpc.call import Buffer
+from nodenet.rpc.call import Buffer, kept
 
 #: A message of so many bytes is worth its cost: it is not copied into a larger one.
 ENOUGH_BYTES: Final = 32 << 10
@@ -66,7 +66,7 @@ class PayloadQueue:
             if size > left:
                 parts.append(memoryview(message)[start : start + left])
                 # bare from now on: its prefix is not the rest's
-                items[0] = (message[start + left : end], 0, size - left)
+                items[0] = (kept(message, start + left, end), 0, size - left)
                 left = 0
                 break
             items.popleft()

@@ -262,7 +262,7 @@ class Call:
             left = end - at
             if left < need:
                 if left:
-                    self._parts.append(_kept(data, at, end))
+                    self._parts.append(kept(data, at, end))
                     self._parts_bytes += left
                     if len(self._parts) > _CRUMBS + (self._parts_bytes >> 10):
                         self._parts = [b"".join(self._parts)]
@@ -274,7 +274,7 @@ class Call:
             if size >= PIECES_BYTES and len(self._parts) < size >> _LEAST_PIECE_SHIFT:
                 pieces, self._parts = self._parts, []
                 self._parts_bytes = 0
-                pieces.append(_kept(data, start, at))
+                pieces.append(kept(data, start, at))
                 handler.received_pieces(pieces)
             elif self._parts:
                 self._parts.append(data[start:at])
@@ -304,7 +304,7 @@ class Call:
             handler.closed(status)
 
 
-def _kept(data: Buffer, start: int, end: int) -> Buffer:
+def kept(data: Buffer, start: int, end: int) -> Buffer:
     """Part of a chunk, to be kept: a view where that is a good part of what it keeps alive."""
     alive = len(data) if isinstance(data, bytes) else len(cast(bytes, data.obj))
     if (end - start) << 2 < alive:

@@ -309,6 +309,22 @@ def test_large_data_is_written_in_its_pieces(ours: World) -> None:
     assert ours.sends() == [CloseResponse("unrecognized connectID", 5)]
 
 
+def test_the_last_bytes_of_a_large_piece_do_not_keep_it(ours: World) -> None:
+    """A thousand remotes that stall before the last byte would hold a read buffer each."""
+    tunnel, remote = ours.tunnel()
+    for takes in (200_000 - 10, 100_000):
+        remote.takes = takes
+        ours.core.receive_pieces([push_packet(Data(1, bytes(200_000)))], ours.now)
+        if takes == 100_000:
+            remote.takes = 100_000 - 5
+            ours.core.writable(tunnel, ours.now)
+        (held,) = tunnel.held
+        assert isinstance(held.obj, bytes) and len(held.obj) == len(held) <= 10
+        remote.takes = 1 << 30
+        ours.core.writable(tunnel, ours.now)
+    assert len(remote.got) == 400_000 and not tunnel.held
+
+
 def test_large_data_over_the_window_ends_the_tunnel_once(ours: World) -> None:
     _, remote = ours.tunnel()
     remote.takes = 0

@@ -55,6 +55,16 @@ def test_a_lone_message_is_the_same_object() -> None:
     assert pieces[0] is message and len(pieces) == 1 and size == 5
 
 
+def test_the_last_bytes_of_a_large_message_do_not_keep_it() -> None:
+    queue = PayloadQueue()
+    large = memoryview(bytearray(range(250)) * 1000)
+    queue.push(large, 0, len(large))
+    queue.pull(7, 1 << 20, len(large) - 10)
+    (_, rest), size = queue.pull(7, 1 << 20, 1 << 20)
+    assert rest == large[-10:] and size == 10
+    assert isinstance(rest, bytes)
+
+
 def test_a_large_message_is_never_copied_into_another() -> None:
     queue = PayloadQueue()
     large = bytes(ENOUGH_BYTES)
