@@ -133,6 +133,28 @@ class GrpcFrontend(CallHandler):
         self._call.fail(Status(Code.UNAVAILABLE, text))
 
 
+class _Gone(asyncio.Transport):
+    """In the place of a transport that is over."""
+
+    def is_closing(self) -> bool:
+        return True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def write(self, data: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+GONE: Final = _Gone()
+
+
 class ConnectProtocol(asyncio.BufferedProtocol):
     """One CONNECT socket; also the `Frontend` of its tunnel."""
 
@@ -245,6 +267,9 @@ class ConnectProtocol(asyncio.BufferedProtocol):
         tunnel, self.tunnel = self.tunnel, None
         if tunnel is not None:
             tunnel.close(self._loop.time())
+        # a TLS transport keeps this protocol's methods, and half a megabyte of buffers with them:
+        # without this only the garbage collector ends the two
+        self.transport = GONE
 
     def pause_writing(self) -> None:
         """See asyncio.BaseProtocol."""

@@ -161,6 +161,9 @@ class RpcProtocol(asyncio.BufferedProtocol):
             reason = f"connection lost: {exc}" if exc else "connection closed by the peer"
             self._connection.lost(reason)
             self._connection.release()
+        # a TLS transport keeps this protocol's methods, and half a megabyte of buffers with them:
+        # without this only the garbage collector ends the two
+        self._transport = None
         self._accept = None
         if self._on_lost is not None:
             told, self._on_lost = self._on_lost, None
@@ -176,8 +179,8 @@ class RpcProtocol(asyncio.BufferedProtocol):
     def _flush(self) -> None:
         self._flush_queued = False
         connection, transport = self._connection, self._transport
-        assert connection is not None and transport is not None
-        if self._closing or transport.is_closing():
+        assert connection is not None
+        if transport is None or self._closing or transport.is_closing():
             connection.flush()
             return
         out = connection.flush()

@@ -144,7 +144,7 @@ async def connected(
     try:
         yield protocol
     finally:
-        protocol.transport.abort()
+        protocol.abort()
         await lost.wait()
 
 

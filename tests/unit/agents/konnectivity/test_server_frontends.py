@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import uvloop
 
 from nodenet.agents.konnectivity import server_frontends
 from nodenet.agents.konnectivity.server_config import Mode
+from nodenet.agents.konnectivity.server_frontends import ConnectProtocol
 from nodenet.konnectivity.extensions import NONE
 from nodenet.konnectivity.packets import (
     PROXY_METHOD,
@@ -25,13 +29,17 @@ from nodenet.konnectivity.packets import (
     push_packet,
 )
 from nodenet.konnectivity.server_counts import Reset
+from nodenet.rpc.aio import RpcProtocol
+from nodenet.rpc.connection import Connection
 from nodenet.rpc.status import Code
 from tests.interop.certificates import Certificates
 from tests.unit.agents.konnectivity.agent_scene import run, until
 from tests.unit.agents.konnectivity.server_wire import (
     OK_200,
+    Wire,
     client_context,
     connect_socket,
+    connected,
     fake_agent,
     nothing_left,
     proxy_stream,
@@ -456,6 +464,48 @@ def test_one_port_takes_both_kinds(tmp_path: Path, certs: Certificates, plain: b
                     assert await stream.next() == DialResponse("", 2, 5)
 
     run(test())
+
+
+@pytest.mark.parametrize("runner", [run, uvloop.run])
+@pytest.mark.parametrize("plain", [True, False])
+def test_connections_are_freed_without_the_garbage_collector(
+    tmp_path: Path, certs: Certificates, plain: bool, runner: Callable[[Any], None]
+) -> None:
+    """One with TLS has half a megabyte of buffers, and thousands end before it is run."""
+    kinds = (ConnectProtocol, RpcProtocol, Connection)
+
+    def there() -> list[object]:
+        return [each for each in gc.get_objects() if type(each) in kinds]
+
+    async def test() -> None:
+        settings: dict[str, Any] = {}
+        if not plain:
+            settings = {"frontend_port": 0, "frontend_host": "127.0.0.1"}
+            settings["frontend_tls"] = server_tls(certs)
+        async with serving(tmp_path, Mode.ANY, **settings) as server:
+            target = tmp_path / "f" if plain else server.frontend_port
+            context = None if plain else client_context(certs)
+            for _ in range(3):
+                async with connect_socket(target, context=context) as client:
+                    await client.ask()
+                    assert b" 500 " in await client.rest()
+                async with connected(target, context=context) as protocol:
+                    wire = Wire()
+                    wire.open(protocol, PROXY_METHOD, ())
+                    wire.send(DIAL)
+                    assert isinstance(await wire.next(), DialResponse)
+                    del wire
+                del protocol
+            await nothing_left(server)
+            await until(lambda: len(there()) == len(before), "nothing is left")
+
+    gc.collect()
+    before = there()  # of other tests
+    gc.disable()
+    try:
+        runner(test())
+    finally:
+        gc.enable()
 
 
 def test_a_connection_that_says_nothing_of_its_kind_is_cut(
