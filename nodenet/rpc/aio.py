@@ -7,6 +7,8 @@ is written at its end, in one piece.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -86,8 +88,9 @@ class RpcProtocol(asyncio.BufferedProtocol):
 
     @property
     def transport(self) -> asyncio.Transport:
-        """What it runs on."""
-        assert self._transport is not None, "not connected yet"
+        """What it runs on. ConnectionResetError before there is one and when it is over."""
+        if self._transport is None:
+            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         return self._transport
 
     def close(self) -> None:

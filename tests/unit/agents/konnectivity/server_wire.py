@@ -119,7 +119,7 @@ class Wire(CallHandler):
 
     async def hang_up(self) -> None:
         """Drops the connection."""
-        self.protocol.transport.abort()
+        self.protocol.abort()
         await self.status
 
 

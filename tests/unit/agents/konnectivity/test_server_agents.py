@@ -365,7 +365,7 @@ def test_a_connection_without_an_agent_is_closed(
             wire = Wire()
             wire.open(waiting, AGENT_METHOD, (("agentid", "a"),))
             for protocol in (stranger, waiting):
-                await until(lambda p=protocol: p.transport.is_closing(), "it is closed")  # type: ignore[misc]  # a loop
+                await until(lambda p=protocol: p.connection.over, "it is closed")  # type: ignore[misc]  # a loop
             assert not here.connections and not here._looked_at
         monkeypatch.undo()
         async with serving(tmp_path) as here, fake_agent(here) as agent:
@@ -376,7 +376,7 @@ def test_a_connection_without_an_agent_is_closed(
             await until(lambda: here._looked_at.get(protocol, due) > due, "it was looked at")
             assert len(here.core.backends) == 1, "an agent stays"
             agent.call.end()
-            await until(lambda: agent.protocol.transport.is_closing(), "it is no agent any more")
+            await until(lambda: bool(agent.protocol.connection.over), "it is no agent any more")
 
     run(test())
 
