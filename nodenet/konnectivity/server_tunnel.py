@@ -166,7 +166,7 @@ class Tunnel:
 
     def send(self, message: Buffer, start: int, end: int) -> None:
         """Payload for the remote; see `PayloadQueue.push`. After the client's end it is dropped."""
-        if self.end is not None or self.state is not State.OPEN:
+        if self.end is not None or self.state is not State.OPEN or start == end:
             return
         queue = self.queue
         queue.push(message, start, end)

@@ -215,7 +215,8 @@ class Call:
             out.append(prefix + pieces[0])
         else:
             out.append(prefix)
-            out.extend(pieces)
+            # an empty one would stay as the last, as if there were something to send
+            out.extend([piece for piece in pieces if piece])
         self._out_bytes += size + _PREFIX_BYTES
 
     def take(self, room: int, into: list[Buffer]) -> None:

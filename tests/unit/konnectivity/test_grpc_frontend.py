@@ -132,6 +132,15 @@ def test_large_data_is_forwarded_in_its_pieces(scene: Scene) -> None:
     assert b"".join(packet.payload for packet in down if isinstance(packet, Data)) == content
 
 
+def test_data_of_nothing_is_not_kept(scene: Scene) -> None:
+    """It counts nowhere: a client could send it for ever to a remote that stalls."""
+    agent = Agent(scene)
+    client = connected(scene, agent)
+    for _ in range(10):
+        client.send(Data(1, b""))
+    assert agent.take() == []
+
+
 def test_large_data_of_another_id_ends_both(scene: Scene) -> None:
     agent = Agent(scene)
     client = connected(scene, agent)

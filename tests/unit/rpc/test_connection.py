@@ -195,6 +195,17 @@ def test_a_large_message_in_crumbs_comes_in_one_piece() -> None:
     assert most < 200
 
 
+def test_a_message_with_empty_pieces_ends() -> None:
+    """Nothing left to send is the end of a turn, and not a turn without one."""
+    pair = Pair()
+    call, _, _, theirs = pair.open()
+    call.enqueue((b"", b"content", b""))
+    call._schedule()
+    pair.run()
+    assert theirs.messages == [b"content"]
+    assert not call._out
+
+
 def test_request_metadata_arrives() -> None:
     pair = Pair()
     _, _, theirs, _ = pair.open()
