@@ -19,8 +19,9 @@ from typing import Final
 
 #: Metadata key, both ways.
 KEY: Final = "nodenet-extensions"
-#: Bytes of one connection that we take before it is read on: at 20 ms from the agent 100 MB/s, and
-#: what a stalled reader costs in memory at most.
+#: Bytes of one connection that we take before it is read on: at 20 ms from the agent 100 MB/s. It
+#: bounds what a stalled reader costs in memory, four times as much where reads were large
+#: (`rpc.call.kept`).
 DEFAULT_WINDOW_BYTES: Final = 2 << 20
 #: Below it a connection would stop for every packet, above it there is no limit left.
 LEAST_WINDOW_BYTES: Final = 16 << 10
