@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from nodenet.agents.konnectivity.process import HURRY_MESSAGES
 from nodenet.errors import NodenetError
 from nodenet.konnectivity import extensions
 from nodenet.konnectivity.backend import Backend
@@ -74,6 +75,7 @@ class AgentStream(CallHandler):
     def __init__(self, agents: Agents, call: Call, address: str) -> None:
         self.backend: Backend | None = None
         self.call = call
+        self._wants = 0
         self._agents = agents
         self._address = address
         self._review: asyncio.Task[None] | None = None
@@ -203,6 +205,10 @@ class AgentStream(CallHandler):
     def want(self) -> None:
         """See `Link`."""
         self.call.want()
+        self._wants += 1
+        if self._wants == HURRY_MESSAGES:
+            self._wants = 0
+            self.call.hurry()
 
     def pause(self) -> None:
         """See `Link`."""

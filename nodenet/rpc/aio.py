@@ -78,6 +78,7 @@ class RpcProtocol(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._flush_queued = False
         self._closing = False
+        self._flushing = False
         self._connection: Connection | None = None
 
     @property
@@ -121,6 +122,7 @@ class RpcProtocol(asyncio.BufferedProtocol):
             secure=self._secure,
             wake=self._wake,
         )
+        self._connection.hurry = self._hurry
         self._wake()
         self._arm()
         if self._on_made is not None:
@@ -179,7 +181,18 @@ class RpcProtocol(asyncio.BufferedProtocol):
             self._flush_queued = True
             self._loop.call_soon(self._flush)
 
+    def _hurry(self) -> None:
+        if not self._flushing:  # a handler that is asked for its messages may hurry again
+            self._flush()
+
     def _flush(self) -> None:
+        self._flushing = True
+        try:
+            self._write()
+        finally:
+            self._flushing = False
+
+    def _write(self) -> None:
         self._flush_queued = False
         connection, transport = self._connection, self._transport
         assert connection is not None

@@ -155,6 +155,10 @@ class Call:
             self.wants = True
             self._schedule()
 
+    def hurry(self) -> None:
+        """Has what is ready written now and not at the end of the turn."""
+        self._connection.hurry()
+
     def send(self, message: bytes) -> None:
         """Queues one message; who sends much uses `want` or looks at `unsent`. CallOver."""
         if self.over or self._end is not None:

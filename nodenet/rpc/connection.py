@@ -80,6 +80,8 @@ class Connection:
         self.on_draining: Callable[[], None] = _nothing
         """Told when the peer wants no new calls (GOAWAY)."""
         self.wake = wake
+        self.hurry: Callable[[], None] = _nothing
+        """Told by `Call.hurry`; set by the owner."""
         self._accept = accept
         self._authority = authority
         self._secure = secure
@@ -141,7 +143,7 @@ class Connection:
 
     def release(self) -> None:
         """Forgets its owner, who holds it: called when nothing will be asked of it any more."""
-        self.wake = self.on_draining = _nothing
+        self.wake = self.hurry = self.on_draining = _nothing
         self._accept = None
 
     def lost(self, text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from nodenet.rpc.aio import RpcProtocol
-from nodenet.rpc.call import Call, CallHandler
+from nodenet.rpc.call import Buffer, Call, CallHandler
 from nodenet.rpc.connection import Role
 from nodenet.rpc.headers import Metadata
 from nodenet.rpc.status import Code, Status
@@ -59,6 +59,22 @@ class Ours(CallHandler):
 
     def closed(self, status: Status) -> None:
         self.status.set_result(status)
+
+
+class Hurried(Ours):
+    """Has one message, and hurries when it is asked for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.call: Call
+        self.asked = 0
+
+    def pull(self) -> Sequence[Buffer] | None:
+        self.asked += 1
+        if self.asked > 1:
+            return None
+        self.call.hurry()
+        return (b"now",)
 
 
 def accept(call: Call) -> CallHandler | None:
@@ -166,6 +182,31 @@ def test_our_client_talks_to_a_grpcio_server(tmp_path: Path) -> None:
         protocol.close()
         await lost.wait()
         await server.stop(None)
+
+    run(talk())
+
+
+def test_who_hurries_does_not_wait_for_the_end_of_the_turn(tmp_path: Path) -> None:
+    async def talk() -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_unix_server(
+            lambda: RpcProtocol(Role.SERVER, accept=accept), str(tmp_path / "s")
+        )
+        async with server:
+            _, protocol = await loop.create_unix_connection(
+                lambda: RpcProtocol(Role.CLIENT), str(tmp_path / "s")
+            )
+            ours = Hurried()
+            call = ours.call = protocol.connection.open(PATH, ours)
+            await ours.metadata
+            call.want()
+            assert ours.asked == 0
+            call.hurry()
+            assert ours.asked == 2  # a message, in which it hurries again, and none
+            assert await ours.messages.get() == b"now"
+            protocol.close()
+            await ours.status
+            call.hurry()  # it is over, and nobody minds
 
     run(talk())
 
