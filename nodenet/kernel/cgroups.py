@@ -137,8 +137,8 @@ class Cgroup:
         try:
             require_cgroup2(existing)
         except NotACgroup as error:
-            if existing == absolute:
-                raise
+            if existing == absolute or libc.fs_magic(os.fspath(existing)) == libc.CGROUP1_MAGIC:
+                raise  # which names it, and what it is instead
             raise NotACgroup(absolute, f"not below the cgroup v2 mount, {root}") from error
         try:
             absolute.mkdir(parents=True, exist_ok=True)
