@@ -71,7 +71,6 @@ class Connection(Incoming):
         "_decoder",
         "_handler",
         "_nuisance",
-        "acknowledged",
         "fault",
     )
 
@@ -87,8 +86,6 @@ class Connection(Incoming):
         super().__init__(role, settings)
         self._handler = handler
         self._nuisance = Nuisance(clock)
-        self.acknowledged = False
-        """The peer has acknowledged our SETTINGS."""
         self.fault: H2Error | None = None
         """How the peer ended the connection; known before the receivers are told."""
         self._decoder = Decoder(self._max_block)
@@ -369,7 +366,7 @@ class Connection(Incoming):
         if stream_id:
             fail(ErrorCode.PROTOCOL_ERROR, f"SETTINGS on stream {stream_id}")
         if flags & frames.ACK:
-            self._settings_acknowledged()
+            self._acknowledge()
             return
         self._answer(nuisance.SETTINGS, "SETTINGS")
         peer = self.peer
@@ -411,10 +408,6 @@ class Connection(Incoming):
             stream.send_window += change
             if stream.send_window > frames.MAX_WINDOW:
                 fail(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE overflows a window")
-
-    def _settings_acknowledged(self) -> None:
-        self._acknowledge()
-        self.acknowledged = True
 
     def _receiving_streams(self) -> Iterator[Stream]:
         return (stream for stream in self._streams.values() if not stream.remote_ended)

@@ -41,14 +41,13 @@ class ReceiveCredit:
         "_allowed",
         "_grant_at",
         "_narrow_at",
-        "_narrow_due",
         "_narrowed",
         "_recv_initial",
-        "_settings_due",
         "_starved",
         "_stream_low",
         "_watchful",
         "_window",
+        "acknowledged",
         "outbox",
         "received",
         "settings",
@@ -68,15 +67,14 @@ class ReceiveCredit:
         self._grant_at = settings.connection_window >> 2
         #: Credit is held back because of the backlog: `consumed` looks whether to give it.
         self._starved = False
+        self.acknowledged = False
+        """The peer has acknowledged our SETTINGS, the latest where there were several."""
         #: The windows are narrow, or will be with the ACK of the SETTINGS that says so.
         self._narrowed = False
-        self._narrow_due = False
         #: `consumed` has to look: starved, or narrowed.
         self._watchful = False
         wide = settings.window > NARROW_WINDOW
         self._narrow_at = settings.backlog >> _NARROW_SHARE if wide else 1 << 62
-        #: SETTINGS the peer has not acknowledged.
-        self._settings_due = 1
         # until the peer has acknowledged our SETTINGS, the default may still be in use
         self._recv_initial = max(settings.window, frames.DEFAULT_WINDOW)
         self._aim(settings.window)
@@ -170,13 +168,13 @@ class ReceiveCredit:
 
     def _narrow(self) -> None:
         """Announces narrow windows; they hold when the peer has acknowledged it."""
-        if not self._settings_due:
-            self._narrowed = self._narrow_due = True
+        if self.acknowledged:
+            self._narrowed = True
             self._announce(NARROW_WINDOW)
 
     def _widen(self) -> None:
         """Announces the full windows again, which the peer may use as soon as it reads that."""
-        if not self._settings_due:
+        if self.acknowledged:
             self._narrowed = False
             self._watchful = self._starved
             window = self.settings.window
@@ -185,7 +183,7 @@ class ReceiveCredit:
             self._change(window - self._recv_initial)
 
     def _announce(self, window: int) -> None:
-        self._settings_due += 1
+        self.acknowledged = False
         self.outbox += frames.settings([(Setting.INITIAL_WINDOW_SIZE, window)])
 
     def _change(self, by: int) -> None:
@@ -200,12 +198,11 @@ class ReceiveCredit:
 
     def _acknowledge(self) -> None:
         """The peer has acknowledged SETTINGS of ours. Raises H2Error when it has none to."""
-        if not self._settings_due:
+        if self.acknowledged:
             text = "SETTINGS acknowledged that were not sent"
             raise H2Error(ErrorCode.PROTOCOL_ERROR, text)
-        self._settings_due -= 1
-        if self._narrow_due:
-            self._narrow_due = False
+        self.acknowledged = True
+        if self._narrowed:
             self._aim(NARROW_WINDOW)
         self._change(self._window - self._recv_initial)
         if self._watchful:
