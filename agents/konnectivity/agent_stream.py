@@ -15,7 +15,6 @@ from typing import Final, TypeVar
 from nodenet.agents.konnectivity import agent_tls
 from nodenet.agents.konnectivity.agent_config import AgentConfig
 from nodenet.agents.konnectivity.agent_remote import Sockets, StreamRemotes
-from nodenet.agents.konnectivity.process import HURRY_MESSAGES
 from nodenet.errors import NodenetError
 from nodenet.konnectivity import extensions
 from nodenet.konnectivity.agent_core import AgentCore
@@ -85,7 +84,6 @@ class ServerStream(CallHandler):
         self._protocol: RpcProtocol | None = None
         self._answer: asyncio.Future[None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
-        self._wants = 0
         self._idle: asyncio.TimerHandle | None = None
 
     # -- connecting -------------------------------------------------------------------------------
@@ -207,10 +205,6 @@ class ServerStream(CallHandler):
     def want(self) -> None:
         """See `agent_tunnel.Line`."""
         self._call.want()
-        self._wants += 1
-        if self._wants == HURRY_MESSAGES:
-            self._wants = 0
-            self._call.hurry()
 
     def pause(self) -> None:
         """See `agent_tunnel.Line`."""

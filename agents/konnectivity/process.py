@@ -19,9 +19,6 @@ from nodenet.rpc.malloc import GIVE_BACK_SECONDS, give_back
 
 #: Whose members may ask at the Unix socket without being root (docs/cli.md, admin surfaces).
 GROUP: Final = "nodenet"
-#: Messages for a peer that do not wait for the end of a turn. When fifty dials come at once they
-#: would all wait in one process while the other has nothing to do, and then the other way round.
-HURRY_MESSAGES: Final = 24
 _WANTED_FILES: Final = 1 << 20
 
 logger = logging.getLogger(__name__)

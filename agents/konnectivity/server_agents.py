@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, TypeVar
 
-from nodenet.agents.konnectivity.process import HURRY_MESSAGES
 from nodenet.errors import NodenetError
 from nodenet.konnectivity import extensions
 from nodenet.konnectivity.backend import Backend
@@ -26,6 +25,8 @@ from nodenet.rpc.status import OK, Code, Status
 AUTHENTICATE_SECONDS: Final = 30.0
 #: Bytes of an agent's id: it is logged, and a key of tables.
 MAX_AGENT_ID: Final = 1024
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,6 @@ class AgentStream(CallHandler):
     def __init__(self, agents: Agents, call: Call, address: str) -> None:
         self.backend: Backend | None = None
         self.call = call
-        self._wants = 0
         self._agents = agents
         self._address = address
         self._review: asyncio.Task[None] | None = None
@@ -150,22 +150,17 @@ class AgentStream(CallHandler):
 
     def received(self, message: bytes) -> None:
         """See `CallHandler`: a packet."""
-        backend = self.backend
-        if backend is None:
-            return  # nobody let it in yet, or it was refused
-        try:
-            backend.receive(message, self._agents.loop.time())
-        except MalformedPacket as error:
-            logger.warning("agent %s sent no packet: %s", backend.agent_id, error.message)
-            self.call.fail(Status(Code.INTERNAL, error.message))
+        if self.backend is not None:  # else nobody let it in yet, or it was refused
+            self._received(self.backend, self.backend.receive, message)
 
     def received_pieces(self, pieces: Sequence[Buffer]) -> None:
         """See `CallHandler`: a packet that is large."""
-        backend = self.backend
-        if backend is None:
-            return
+        if self.backend is not None:
+            self._received(self.backend, self.backend.receive_pieces, pieces)
+
+    def _received(self, backend: Backend, take: Callable[[T, float], None], message: T) -> None:
         try:
-            backend.receive_pieces(pieces, self._agents.loop.time())
+            take(message, self._agents.loop.time())
         except MalformedPacket as error:
             logger.warning("agent %s sent no packet: %s", backend.agent_id, error.message)
             self.call.fail(Status(Code.INTERNAL, error.message))
@@ -205,10 +200,6 @@ class AgentStream(CallHandler):
     def want(self) -> None:
         """See `Link`."""
         self.call.want()
-        self._wants += 1
-        if self._wants == HURRY_MESSAGES:
-            self._wants = 0
-            self.call.hurry()
 
     def pause(self) -> None:
         """See `Link`."""

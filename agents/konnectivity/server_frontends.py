@@ -10,8 +10,8 @@ import asyncio
 import logging
 import select
 import socket
-from collections.abc import Sequence
-from typing import Final, cast
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar, cast
 
 from nodenet.konnectivity import extensions
 from nodenet.konnectivity.errors import MalformedPacket
@@ -38,6 +38,8 @@ EARLY_BYTES: Final = 256 << 10
 #: What the socket's transport holds before the client counts as congested.
 WRITE_HIGH_BYTES: Final = 256 << 10
 WRITE_LOW_BYTES: Final = 64 << 10
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -99,15 +101,15 @@ class GrpcFrontend(CallHandler):
 
     def received(self, message: bytes) -> None:
         """See `CallHandler`: a packet."""
-        try:
-            self.stream.receive(message, self._frontends.loop.time())
-        except MalformedPacket as error:
-            self._call.fail(Status(Code.INTERNAL, error.message))
+        self._received(self.stream.receive, message)
 
     def received_pieces(self, pieces: Sequence[Buffer]) -> None:
         """See `CallHandler`: a packet that is large."""
+        self._received(self.stream.receive_pieces, pieces)
+
+    def _received(self, take: Callable[[T, float], None], message: T) -> None:
         try:
-            self.stream.receive_pieces(pieces, self._frontends.loop.time())
+            take(message, self._frontends.loop.time())
         except MalformedPacket as error:
             self._call.fail(Status(Code.INTERNAL, error.message))
 

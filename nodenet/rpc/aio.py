@@ -1,7 +1,7 @@
 """A `Connection` on an asyncio transport: the only module of the package that knows asyncio.
 
 Everything is a callback: no task, no future and no queue per message. What a turn of the loop made
-is written at its end, in one piece.
+is written at its end, or sooner when it is much.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class RpcProtocol(asyncio.BufferedProtocol):
             authority=self._authority,
             secure=self._secure,
             wake=self._wake,
+            hurry=self._hurry,
         )
-        self._connection.hurry = self._hurry
         self._wake()
         self._arm()
         if self._on_made is not None:

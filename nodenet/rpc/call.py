@@ -24,6 +24,9 @@ _LEAST_PIECE_SHIFT: Final = 12
 #: peer that sends a byte a frame would have us hold fifty for each.
 _CRUMBS: Final = 64
 
+#: Messages of a call that do not wait for the end of a turn. When fifty dials come at once they
+#: would all wait in one process while the other has nothing to do, and then the other way round.
+HURRY_MESSAGES: Final = 24
 #: Before every message: not compressed, and its length in four bytes.
 _PREFIX_BYTES: Final = 5
 
@@ -85,6 +88,7 @@ class Call:
         "_send_window",
         "_taken",
         "_told",
+        "_wanted",
         "answered",
         "handler",
         "id",
@@ -114,6 +118,8 @@ class Call:
         """Whether the initial metadata went out (server) or came in (client)."""
         self.over = False
         self.wants = False
+        self._wanted = 0
+        """How often `want` was called since then."""
         # what is to be sent
         self._out: deque[Buffer] = deque()
         self._out_bytes = 0
@@ -150,14 +156,19 @@ class Call:
         return self._held
 
     def want(self) -> None:
-        """Has the handler's `pull` asked as soon as the peer takes something."""
-        if not self.wants and not self.over:
-            self.wants = True
-            self._schedule()
+        """Has the handler's `pull` asked as soon as the peer takes something.
 
-    def hurry(self) -> None:
-        """Has what is ready written now and not at the end of the turn."""
-        self._connection.hurry()
+        That is at the end of the turn, or at once when `HURRY_MESSAGES` wait for it.
+        """
+        if self.over:
+            return
+        if not self.wants:
+            self.wants = True
+            self._wanted = 0
+            self._schedule()
+        self._wanted += 1
+        if self._wanted == HURRY_MESSAGES:
+            self._connection.hurry()
 
     def send(self, message: bytes) -> None:
         """Queues one message; who sends much uses `want` or looks at `unsent`. CallOver."""

@@ -67,6 +67,7 @@ class Connection:
         authority: str = "localhost",
         secure: bool = False,
         wake: Callable[[], None] = _nothing,
+        hurry: Callable[[], None] = _nothing,
     ) -> None:
         self.role = role
         self.limits = limits = limits or Limits()
@@ -80,8 +81,8 @@ class Connection:
         self.on_draining: Callable[[], None] = _nothing
         """Told when the peer wants no new calls (GOAWAY)."""
         self.wake = wake
-        self.hurry: Callable[[], None] = _nothing
-        """Told by `Call.hurry`; set by the owner."""
+        self.hurry = hurry
+        """As `wake`, when so much waits that it should not wait for the end of the turn."""
         self._accept = accept
         self._authority = authority
         self._secure = secure

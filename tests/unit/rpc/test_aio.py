@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from nodenet.rpc.aio import RpcProtocol
-from nodenet.rpc.call import Buffer, Call, CallHandler
+from nodenet.rpc.call import HURRY_MESSAGES, Buffer, Call, CallHandler
 from nodenet.rpc.connection import Role
 from nodenet.rpc.headers import Metadata
 from nodenet.rpc.status import Code, Status
@@ -62,7 +62,7 @@ class Ours(CallHandler):
 
 
 class Hurried(Ours):
-    """Has one message, and hurries when it is asked for it."""
+    """Has one message, and wants to say more than it has when it is asked for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,8 @@ class Hurried(Ours):
         self.asked += 1
         if self.asked > 1:
             return None
-        self.call.hurry()
+        for _ in range(HURRY_MESSAGES):
+            self.call.want()
         return (b"now",)
 
 
@@ -186,7 +187,7 @@ def test_our_client_talks_to_a_grpcio_server(tmp_path: Path) -> None:
     run(talk())
 
 
-def test_who_hurries_does_not_wait_for_the_end_of_the_turn(tmp_path: Path) -> None:
+def test_many_messages_do_not_wait_for_the_end_of_the_turn(tmp_path: Path) -> None:
     async def talk() -> None:
         loop = asyncio.get_running_loop()
         server = await loop.create_unix_server(
@@ -199,14 +200,16 @@ def test_who_hurries_does_not_wait_for_the_end_of_the_turn(tmp_path: Path) -> No
             ours = Hurried()
             call = ours.call = protocol.connection.open(PATH, ours)
             await ours.metadata
-            call.want()
+            for _ in range(HURRY_MESSAGES - 1):
+                call.want()
             assert ours.asked == 0
-            call.hurry()
-            assert ours.asked == 2  # a message, in which it hurries again, and none
+            call.want()
+            assert ours.asked == 2  # a message, in which it wants as many again, and none
             assert await ours.messages.get() == b"now"
             protocol.close()
             await ours.status
-            call.hurry()  # it is over, and nobody minds
+            for _ in range(HURRY_MESSAGES):
+                call.want()  # it is over, and nobody minds
 
     run(talk())
 
