@@ -61,16 +61,15 @@ class LineWriter:
             self._wake.set()
         return True
 
-    def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Writes what is left, for so long at most; a second call does nothing."""
+    def close(self, seconds: float = CLOSE_SECONDS) -> bool:
+        """Writes what is left, for so long at most; False when the descriptor is still in use.
+
+        May be called again, to wait on.
+        """
         self._ending = True
         self._wake.set()
         self._thread.join(seconds)
-
-    @property
-    def alive(self) -> bool:
-        """Whether its thread still uses the descriptor, as a closed writer's may."""
-        return self._thread.is_alive()
+        return not self._thread.is_alive()
 
     def __enter__(self) -> LineWriter:
         return self
