@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from nodenet.konnectivity.client import dial
 from tests.interop.peers import Maker, ServerProcess, World, wait_for
@@ -64,21 +62,6 @@ def api() -> Iterator[FakeApi]:
         thread.join(10)
 
 
-def kubeconfig(folder: Path, where: FakeApi) -> Path:
-    path = folder / "kubeconfig"
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "current-context": "c",
-                "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-                "clusters": [{"name": "k", "cluster": {"server": f"http://{where.access}"}}],
-                "users": [{"name": "u", "user": {"token": "server"}}],
-            }
-        )
-    )
-    return path
-
-
 def carries(server: ServerProcess, address: str) -> None:
     async def work() -> None:
         async with await dial(server.target, address, timeout=10) as stream:
@@ -100,7 +83,7 @@ def test_an_agent_gets_in_by_its_token(world: World, maker: Maker) -> None:
             "--agent-namespace=kube-system",
             "--agent-service-account=konnectivity-agent",
             f"--authentication-audience={AUDIENCE}",
-            f"--kubeconfig={kubeconfig(world.folder, where)}",
+            f"--kubeconfig={where.kubeconfig(world.folder)}",
         )
         token.write_text("expired")
         agent = world.agent(

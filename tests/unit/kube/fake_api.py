@@ -7,11 +7,13 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import h11
 import msgspec
+import yaml
 
 from nodenet.kube.access import Access
 
@@ -34,6 +36,21 @@ class FakeApi:
     version: int = 0
     access: Access = Access(host="127.0.0.1", port=0, secure=False)
     deletions: list[Json] = field(default_factory=list)
+
+    def kubeconfig(self, folder: Path) -> Path:
+        """A file by which a client finds it, as user ``u`` with the token ``server``."""
+        path = folder / "kubeconfig"
+        path.write_text(
+            yaml.safe_dump(
+                {
+                    "current-context": "c",
+                    "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+                    "clusters": [{"name": "k", "cluster": {"server": f"http://{self.access}"}}],
+                    "users": [{"name": "u", "user": {"token": "server"}}],
+                }
+            )
+        )
+        return path
 
     def answer(self, method: str, target: str, body: Json) -> tuple[int, Json]:
         """What the API says."""

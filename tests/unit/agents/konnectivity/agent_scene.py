@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from nodenet.agents.konnectivity import agent_config
 from nodenet.agents.konnectivity.agent_config import AgentConfig
 from nodenet.agents.konnectivity.agent_remote import Sockets
-from nodenet.agents.konnectivity.agent_set import ClientSet
+from nodenet.agents.konnectivity.agent_set import ClientSet, Failure
 from nodenet.konnectivity import extensions
 from nodenet.konnectivity.extensions import OURS, Extensions
 from nodenet.konnectivity.packets import (
@@ -176,11 +176,24 @@ def config_for(certificates: Certificates, port: int, *flags: str) -> AgentConfi
     )
 
 
+class Failures(dict[str, Failure]):
+    """An agent's failures, also those that a new connection takes back before anybody looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def __setitem__(self, address: str, failure: Failure) -> None:
+        self.said.append(failure.text)
+        super().__setitem__(address, failure)
+
+
 @contextlib.asynccontextmanager
 async def agent(config: AgentConfig) -> AsyncIterator[ClientSet]:
     """A client set that runs, and ends with the block."""
     sockets = Sockets(asyncio.get_running_loop())
     clients = ClientSet(config, sockets, rng=Random(1))
+    clients.failures = Failures()
     try:
         async with asyncio.TaskGroup() as tasks:
             work = tasks.create_task(clients.run(), name="client set")
@@ -195,8 +208,10 @@ async def agent(config: AgentConfig) -> AsyncIterator[ClientSet]:
 
 
 async def told(clients: ClientSet, text: str) -> None:
-    """Returns when the last failure of some address says ``text``."""
-    await until(lambda: any(text in f.text for f in clients.failures.values()), f"told: {text}")
+    """Returns when some address has had a failure that says ``text``."""
+    failures = clients.failures
+    assert isinstance(failures, Failures)
+    await until(lambda: any(text in said for said in failures.said), f"told: {text}")
 
 
 def token_file(folder: Path, text: str) -> Path:

@@ -9,8 +9,9 @@ import pytest
 
 from nodenet.agents.konnectivity.agent_config import FLAGS, AgentConfig, load
 from nodenet.errors import UsageError
-from nodenet.konnectivity.go_flags import KLOG, Flag, Kind, go_duration
+from nodenet.konnectivity.go_flags import KLOG, Flag, Kind
 from tests.interop.certificates import Certificates
+from tests.unit.agents.konnectivity.flag_table import flag_table, shown
 
 
 def config(certs: Certificates, *flags: str, env: Mapping[str, str] | None = None) -> AgentConfig:
@@ -49,19 +50,9 @@ DIFFERENT = {"keepalive-time"}
 OURS = {"admin-socket", "drain-timeout"}
 
 
-def shown(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return go_duration(value)
-    return "" if value == () else str(value)
-
-
 def test_every_flag_of_upstream_is_there_with_its_default() -> None:
-    entries = [entry.split() for entry in UPSTREAM.split("|")]
-    wanted = {entry[0]: " ".join(entry[1:]) for entry in entries}
     ours = {flag.name: shown(flag.default) for flag in FLAGS}
-    assert {n: v for n, v in ours.items() if n not in DIFFERENT | OURS} == wanted
+    assert {n: v for n, v in ours.items() if n not in DIFFERENT | OURS} == flag_table(UPSTREAM)
     assert DIFFERENT | OURS <= ours.keys()
     assert not set(KLOG) & {flag.name for flag in FLAGS}
 

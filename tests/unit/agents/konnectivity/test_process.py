@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from nodenet.agents.konnectivity import process
+from nodenet.rpc.malloc import GIVE_BACK_SECONDS
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """Its one timer goes when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.timers: list[asyncio.TimerHandle] = []
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: object, context: object = None
+    ) -> asyncio.TimerHandle:
+        made = asyncio.TimerHandle(delay, callback, args, self)
+        self.timers.append(made)
+        return made
 
 
 def test_unused_memory_is_given_back_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        loop = asyncio.get_running_loop()
-        third = asyncio.Event()
-        calls: list[int] = []
-
-        def give_back() -> bool:
-            calls.append(len(calls))
-            if len(calls) == 3:
-                third.set()
-            return True
-
-        monkeypatch.setattr(process, "GIVE_BACK_SECONDS", 0.01)
-        monkeypatch.setattr(process, "give_back", give_back)
+    calls: list[None] = []
+    monkeypatch.setattr(process, "give_back", lambda: calls.append(None))
+    loop = Loop()
+    try:
         with process.memory_given_back(loop):
-            async with asyncio.timeout(30):
-                await third.wait()
-        count = len(calls)
-        await asyncio.sleep(0.05)  # five more, if it went on
-        assert len(calls) == count
-
-    asyncio.run(test())
+            for turn in range(1, 4):
+                (timer,) = loop.timers
+                assert timer.when() == GIVE_BACK_SECONDS
+                loop.timers.clear()
+                timer._run()
+                assert len(calls) == turn
+            (timer,) = loop.timers
+            assert not timer.cancelled()
+        assert timer.cancelled()
+    finally:
+        loop.close()

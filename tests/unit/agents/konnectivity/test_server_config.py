@@ -16,8 +16,8 @@ from nodenet.agents.konnectivity.server_config import (
     load,
 )
 from nodenet.errors import UsageError
-from nodenet.konnectivity.go_flags import go_duration
 from nodenet.konnectivity.strategies import Strategy
+from tests.unit.agents.konnectivity.flag_table import flag_table, shown
 
 #: Name and default of every flag of upstream's server, as its --help prints them.
 UPSTREAM = """
@@ -37,19 +37,9 @@ DIFFERENT = {"keepalive-time", "frontend-keepalive-time"}
 OURS = {"admin-socket"}
 
 
-def shown(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return go_duration(value)
-    return "" if value == () else str(value)
-
-
 def test_every_flag_of_upstreams_is_there_with_its_default() -> None:
-    entries = [entry.split() for entry in UPSTREAM.split("|")]
-    wanted = {entry[0]: " ".join(entry[1:]) for entry in entries}
     ours = {flag.name: shown(flag.default) for flag in FLAGS}
-    assert {n: v for n, v in ours.items() if n not in DIFFERENT | OURS} == wanted
+    assert {n: v for n, v in ours.items() if n not in DIFFERENT | OURS} == flag_table(UPSTREAM)
 
 
 @pytest.mark.parametrize("separator", ["-", "_"])

@@ -18,7 +18,7 @@ from nodenet.httpd.client import fetch
 from tests.interop.certificates import Certificates
 from tests.interop.peers import free_ports
 from tests.unit.agents.konnectivity.agent_scene import run, until
-from tests.unit.agents.konnectivity.test_server_process import Running, kubeconfig
+from tests.unit.agents.konnectivity.test_server_process import Running
 from tests.unit.kube.fake_api import FakeApi, fake_api
 
 
@@ -41,7 +41,7 @@ class Cluster:
 
     def __init__(self, folder: Path, certs: Certificates, api: FakeApi, hosts: list[str]) -> None:
         self.folder, self.certs, self.hosts = folder, certs, hosts
-        self.kubeconfig = kubeconfig(folder, api)
+        self.kubeconfig = api.kubeconfig(folder)
         (self.port,) = free_ports(1)
         self.stack = AsyncExitStack()
         self.running: dict[int, tuple[Running, asyncio.Task[int]]] = {}

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from nodenet.agents.konnectivity import agent_config, server_config, server_process
 from nodenet.agents.konnectivity.process import StopSignals
@@ -23,7 +22,7 @@ from tests.interop.certificates import Certificates
 from tests.interop.peers import free_ports
 from tests.unit.agents.konnectivity.agent_scene import agent, run, told, until
 from tests.unit.agents.konnectivity.server_wire import connect_socket
-from tests.unit.kube.fake_api import FakeApi, fake_api
+from tests.unit.kube.fake_api import fake_api
 
 ACCOUNT = "system:serviceaccount:kube-system:konnectivity-agent"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/konnectivity-proxy-server-s1"
@@ -74,21 +73,6 @@ class Running:
         return answer.status, answer.text
 
 
-def kubeconfig(folder: Path, api: FakeApi) -> Path:
-    path = folder / "kubeconfig"
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "current-context": "c",
-                "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-                "clusters": [{"name": "k", "cluster": {"server": f"http://{api.access}"}}],
-                "users": [{"name": "u", "user": {"token": "server"}}],
-            }
-        )
-    )
-    return path
-
-
 def review(spec: dict[str, Any]) -> dict[str, Any]:
     """By the token's text: good, expired, or of another account."""
     if spec["token"] == "expired":
@@ -119,7 +103,7 @@ def test_tokens_and_leases_by_the_api(tmp_path: Path, certs: Certificates) -> No
                 "--agent-namespace=kube-system",
                 "--agent-service-account=konnectivity-agent",
                 "--authentication-audience=system:konnectivity-server",
-                f"--kubeconfig={kubeconfig(tmp_path, api)}",
+                f"--kubeconfig={api.kubeconfig(tmp_path)}",
                 "--enable-lease-controller",
             )
             async with running() as task:
