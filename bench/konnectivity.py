@@ -105,6 +105,9 @@ def _wanted() -> Iterator[tuple[str, str, str, Sense, float]]:
             yield "bulk", scenes.BULK, what, ">=", 2.0
             for process in ("server", "agent"):
                 yield "bulk", scenes.BULK, f"{what}: {process}", "<=", 0.6
+        yield "grpc", scenes.GRPC_BULK, direction, ">=", 2.0
+        for process in ("server", "agent"):
+            yield "grpc", scenes.GRPC_BULK, f"{direction}: {process}", "<=", 0.6
     yield "trips", scenes.TRIPS, scenes.TRIP_P50, "<=", 1.3
     yield "dials", scenes.DIALS, scenes.CONNECT_50, ">=", 1.0
     yield "dials", scenes.DIALS, scenes.GRPC_50, ">=", 1.0
