@@ -23,6 +23,7 @@ from nodenet.agents.konnectivity.server_listeners import (
     open_frontend_socket,
     open_listening,
 )
+from nodenet.agents.ztunnel.poller import Poller
 from nodenet.konnectivity import extensions
 from nodenet.konnectivity.packets import AGENT_METHOD, PROXY_METHOD
 from nodenet.konnectivity.server_core import TICK_SECONDS, ServerCore
@@ -73,6 +74,7 @@ class Server:
             now=self.loop.time(),
         )
         self.frontends = Frontends(self.core)
+        self.poller = Poller(self.loop)
         self.tasks = asyncio.TaskGroup()
         self.agents = Agents(
             self.core,
@@ -109,6 +111,7 @@ class Server:
                 await listener.start()
         except BaseException:
             self.stop_accepting()
+            self.poller.close()
             raise
         await self.tasks.__aenter__()
         for listener in self._listeners:
@@ -126,6 +129,7 @@ class Server:
             task.cancel()
         self.stop_accepting()
         await self._say_goodbye()
+        self.poller.close()
         await self.tasks.__aexit__(type(error) if error else None, error, None)
 
     # -- beginning ------------------------------------------------------------------------------
@@ -157,7 +161,7 @@ class Server:
             )
         if config.uds is not None:
             found = open_frontend_socket(config.uds, delete=config.delete_uds)
-            self._listeners.append(Listener("frontend socket", found, factory))
+            self._listeners.append(Listener("frontend socket", found, factory, poller=self.poller))
         for listener in self._listeners:
             await listener.prepare()
 

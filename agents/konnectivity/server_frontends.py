@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import select
-import socket
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar, cast
 
+from nodenet.agents.konnectivity.unix_transport import UnixTransport
 from nodenet.konnectivity import extensions
 from nodenet.konnectivity.errors import MalformedPacket
 from nodenet.konnectivity.grpc_frontend import ProxyStream
@@ -249,15 +248,10 @@ class ConnectProtocol(asyncio.BufferedProtocol):
     def _gone(self) -> bool:
         """Whether the client has closed its socket altogether.
 
-        Only a Unix socket tells (unix_poll in Linux: both directions shut); over TCP it looks like
-        the end of one direction until something is written to it.
+        Only a Unix socket tells; over TCP it looks like the end of one direction until something
+        is written to it.
         """
-        sock = self.transport.get_extra_info("socket")
-        if sock is None or sock.family != socket.AF_UNIX:
-            return False
-        poll = select.poll()
-        poll.register(sock.fileno(), 0)
-        return bool(poll.poll(0))
+        return isinstance(self.transport, UnixTransport) and self.transport.hung_up
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.BaseProtocol."""
@@ -265,6 +259,10 @@ class ConnectProtocol(asyncio.BufferedProtocol):
         frontends.sockets.pop(self, None)
         frontends.waiting.pop(self, None)
         frontends.closing.pop(self, None)
+        if exc is None and self._early_end and not self._open and self.tunnel is not None:
+            # all it had to say came before the dial's answer: that is still delivered
+            self.transport = GONE
+            return
         self._finish()
         tunnel, self.tunnel = self.tunnel, None
         if tunnel is not None:
@@ -333,7 +331,11 @@ class ConnectProtocol(asyncio.BufferedProtocol):
             tunnel.send(early, 0, len(early))
             if not tunnel.held:
                 self.release()
-        if self._early_end:
+        if self.transport is GONE:
+            self.tunnel = None
+            self._finish()
+            tunnel.close(self._loop.time())
+        elif self._early_end:
             tunnel.end_of_data(self._loop.time())
             if tunnel.frontend is None:
                 self._finish()

@@ -19,9 +19,13 @@ from typing import Final, cast
 
 from nodenet.agents.konnectivity.server_config import TlsFiles
 from nodenet.agents.konnectivity.server_frontends import ConnectProtocol
+from nodenet.agents.konnectivity.unix_transport import UnixServer
+from nodenet.agents.ztunnel.poller import Poller
 from nodenet.httpd.sockets import ANYWHERE, UnixListener, open_tcp, open_unix
 from nodenet.konnectivity.tls_files import TlsUnusable, load_authorities, load_pair
+from nodenet.rpc import read_buffer
 from nodenet.rpc.aio import RpcProtocol
+from nodenet.rpc.call import Buffer
 
 #: Seconds between two looks at the files. The kubelet itself takes a minute to show a new secret.
 RELOAD_SECONDS: Final = 5.0
@@ -70,7 +74,10 @@ def digest(files: TlsFiles) -> bytes:
 
 
 class Listener:
-    """One address; every connection gets a protocol of ``factory``. Owns the sockets."""
+    """One address; every connection gets a protocol of ``factory``. Owns the sockets.
+
+    A Unix socket is served on ``poller``, TCP by the loop.
+    """
 
     def __init__(
         self,
@@ -78,6 +85,7 @@ class Listener:
         sockets: list[socket.socket] | UnixListener,
         factory: Factory,
         *,
+        poller: Poller | None = None,
         tls: TlsFiles | None = None,
         alpn: list[str] | None = None,
         ciphers: tuple[str, ...] = (),
@@ -87,11 +95,12 @@ class Listener:
         self._unix = sockets if isinstance(sockets, UnixListener) else None
         self._sockets = [sockets.sock] if isinstance(sockets, UnixListener) else sockets
         self._factory = factory
+        self._poller = poller
         self._tls = tls
         self._alpn = alpn or []
         self._ciphers = ciphers
         self._least = least
-        self._servers: list[asyncio.AbstractServer] = []
+        self._servers: list[asyncio.AbstractServer | UnixServer] = []
         self._closed = False
         self._digest = b""
         self._context: ssl.SSLContext | None = None
@@ -145,7 +154,7 @@ class Listener:
 
     async def _serve(self, context: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
-        fresh: list[asyncio.AbstractServer] = []
+        fresh: list[asyncio.AbstractServer | UnixServer] = []
         try:
             for sock in list(self._sockets):
                 # of its own, so that closing the old server closes nothing of the new one
@@ -164,10 +173,11 @@ class Listener:
 
     async def _server(
         self, loop: asyncio.AbstractEventLoop, own: socket.socket, context: ssl.SSLContext | None
-    ) -> asyncio.AbstractServer:
+    ) -> asyncio.AbstractServer | UnixServer:
         try:
-            if self._unix is not None:
-                return await loop.create_unix_server(self._factory, sock=own, backlog=BACKLOG)
+            if self._poller is not None:
+                own.listen(BACKLOG)
+                return UnixServer(self._poller, own, self._factory)
             return await loop.create_server(
                 self._factory,
                 sock=own,
@@ -223,7 +233,7 @@ def open_frontend_socket(path: Path, *, delete: bool) -> UnixListener:
     return open_unix(path, "give another --uds-name")
 
 
-class EitherProtocol(asyncio.Protocol):
+class EitherProtocol(asyncio.BufferedProtocol):
     """Becomes a protocol of gRPC or of CONNECT by the first bytes of the connection."""
 
     def __init__(
@@ -231,6 +241,7 @@ class EitherProtocol(asyncio.Protocol):
     ) -> None:
         self._grpc = grpc
         self._connect = connect
+        self._buffer = read_buffer.shared()
         self._start = b""
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -241,8 +252,16 @@ class EitherProtocol(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(HANDSHAKE_SECONDS, self._transport.abort)
 
-    def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """See asyncio.BufferedProtocol."""
+        return self._buffer.get()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See asyncio.BufferedProtocol."""
+        self.data_received(self._buffer.filled(nbytes))
+
+    def data_received(self, data: Buffer) -> None:
+        """Bytes of the peer, which may be kept."""
         transport = self._transport
         assert transport is not None and self._timer is not None
         self._start += data

@@ -224,6 +224,22 @@ def test_a_client_that_hangs_up_while_it_is_dialled_is_noticed(tmp_path: Path) -
     run(test())
 
 
+def test_what_a_client_said_before_it_hung_up_is_delivered(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path) as server, fake_agent(server) as agent:
+            async with connect_socket(tmp_path / "f") as client:
+                await client.ask(payload=b"all there is")
+                asked = await agent.next()
+            assert isinstance(asked, DialRequest)
+            await until(lambda: not server.frontends.sockets, "its socket is gone")
+            agent.send(DialResponse("", 1, asked.random))
+            assert await agent.next() == Data(1, b"all there is")
+            assert await agent.next() == CloseRequest(1)
+            await nothing_left(server)
+
+    run(test())
+
+
 def test_half_close_is_carried_both_ways(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(tmp_path) as server, fake_agent(server) as agent:
@@ -255,6 +271,21 @@ def test_a_client_that_closes_altogether_is_not_waited_for(tmp_path: Path) -> No
                 await client.established()
                 client.writer.write(b"last")
             assert [await agent.next(), await agent.next()] == [Data(1, b"last"), CloseRequest(1)]
+            await nothing_left(server)
+
+    run(test())
+
+
+def test_a_client_that_closes_after_its_half_is_not_waited_for(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path) as server, fake_agent(server) as agent:
+            async with connect_socket(tmp_path / "f") as client:
+                await client.ask()
+                await agent.accept_dial()
+                await client.established()
+                client.writer.write_eof()
+                assert await agent.next() == HalfClose(1)
+            assert await agent.next() == CloseRequest(1)
             await nothing_left(server)
 
     run(test())

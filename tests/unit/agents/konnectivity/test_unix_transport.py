@@ -1,0 +1,777 @@
+"""Unix sockets on the poller: what protocols are told, and when a connection is over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import resource
+import select
+import socket
+from _socket import socket as RawSocket
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import pytest
+import uvloop
+
+from nodenet.agents.konnectivity import unix_transport
+from nodenet.agents.konnectivity.unix_transport import (
+    ACCEPT_BATCH,
+    EXHAUSTED_SECONDS,
+    UnixServer,
+    UnixTransport,
+)
+from nodenet.agents.ztunnel.poller import Poller
+from tests.unit.agents.konnectivity.agent_scene import until
+
+MUCH = random.Random(1).randbytes(1 << 20)
+"""More than any socket here holds."""
+
+
+class Recorder(asyncio.BufferedProtocol):
+    """Keeps what it is told and then does what it was given to do."""
+
+    transport: UnixTransport
+
+    def __init__(
+        self,
+        *,
+        made: Callable[[Recorder], object] = lambda me: None,
+        data: Callable[[Recorder, bytes], object] = lambda me, data: None,
+        eof: Callable[[Recorder], bool] = lambda me: False,
+        resumed: Callable[[Recorder], object] = lambda me: None,
+        lost: Callable[[Recorder], object] = lambda me: None,
+    ) -> None:
+        self.got = b""
+        self.ends = 0
+        self.flow: list[str] = []
+        self.lost: list[Exception | None] = []
+        self._made, self._data, self._eof, self._resumed, self._lost = (
+            made,
+            data,
+            eof,
+            resumed,
+            lost,
+        )
+        self._buffer = bytearray(256 << 10)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(UnixTransport, transport)
+        self._made(self)
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data = bytes(self._buffer[:nbytes])
+        self.got += data
+        self._data(self, data)
+        assert not self.lost, "not within a call of the protocol"
+
+    def eof_received(self) -> bool:
+        self.ends += 1
+        answer = self._eof(self)
+        assert not self.lost, "not within a call of the protocol"
+        return answer
+
+    def pause_writing(self) -> None:
+        self.flow.append("pause")
+
+    def resume_writing(self) -> None:
+        self.flow.append("resume")
+        self._resumed(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.append(exc)
+        self._lost(self)
+
+
+def echo(me: Recorder, data: bytes) -> None:
+    me.transport.write(data)
+
+
+def fail(*_args: object) -> NoReturn:
+    raise ValueError("a bug")
+
+
+def listens_on(_me: Recorder) -> bool:
+    """Of `eof_received`."""
+    return True
+
+
+class Counting(Poller):
+    """Knows how often it was woken."""
+
+    turns = 0
+
+    def _turn(self) -> None:
+        self.turns += 1
+        super()._turn()
+
+
+class Scene:
+    """Connections, and the peers that a test plays."""
+
+    def __init__(self, folder: Path) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.poller = Counting(self.loop)
+        self.path = folder / "s"
+        self.protocols: list[Recorder] = []
+        self.servers: list[UnixServer] = []
+        self._peers: list[socket.socket] = []
+
+    def connect(self, protocol: Recorder, first: bytes = b"") -> socket.socket:
+        """The peer of a new connection, which has sent its first bytes before it is served."""
+        near, far = socket.socketpair()
+        self._keep(far).send(first)
+        sock = RawSocket(near.family, near.type | socket.SOCK_NONBLOCK, 0, near.detach())
+        self.protocols.append(protocol)
+        UnixTransport(self.loop, self.poller, sock).start(protocol)
+        return far
+
+    def dial(self, first: bytes) -> socket.socket:
+        """A client of the listener, which has sent its first bytes."""
+        client = self._keep(socket.socket(socket.AF_UNIX))
+        client.connect(str(self.path))
+        client.send(first)
+        return client
+
+    def open(self) -> socket.socket:
+        """The listening socket."""
+        sock = self._keep(socket.socket(socket.AF_UNIX))
+        sock.bind(str(self.path))
+        sock.listen(1024)
+        return sock
+
+    def serve(self, make: Callable[[], Recorder], sock: socket.socket | None = None) -> UnixServer:
+        """A listener whose protocols are kept."""
+
+        def factory() -> Recorder:
+            self.protocols.append(make())
+            return self.protocols[-1]
+
+        self.servers.append(UnixServer(self.poller, sock or self.open(), factory))
+        return self.servers[-1]
+
+    async def sleeps(self) -> None:
+        """Fails when the loop is woken again and again."""
+        for _ in range(10):
+            await asyncio.sleep(0)
+        before = self.poller.turns
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert self.poller.turns == before, "nothing is told"
+
+    async def close(self) -> None:
+        """Ends what the test has left open."""
+        for server in self.servers:
+            server.close()
+        for protocol in self.protocols:
+            if not protocol.lost and hasattr(protocol, "transport"):
+                protocol.transport.abort()
+        for peer in self._peers:
+            peer.close()
+        await asyncio.sleep(0)
+        self.poller.close()
+
+    def _keep(self, sock: socket.socket) -> socket.socket:
+        sock.setblocking(False)
+        self._peers.append(sock)
+        return sock
+
+
+Work = Callable[[Scene], Coroutine[Any, Any, None]]
+Run = Callable[[Work], None]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+    """Runs a test on a loop of either kind; no descriptor and no error of a callback is left."""
+    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+    errors: list[dict[str, Any]] = []
+
+    async def bounded(work: Work) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, what: errors.append(what))
+        async with asyncio.timeout(30):
+            before = descriptors()
+            scene = Scene(tmp_path)
+            try:
+                await work(scene)
+            finally:
+                await scene.close()
+            assert descriptors() == before, "every descriptor is closed"
+
+    def call(work: Work) -> None:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(bounded(work))
+        assert not errors
+
+    return call
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def take(peer: socket.socket, size: int | None = None) -> bytes:
+    """So many bytes that a peer gets, or all until the end."""
+    loop = asyncio.get_running_loop()
+    got = bytearray()
+    while size is None or len(got) < size:
+        part = await loop.sock_recv(peer, 100_000 if size is None else size - len(got))
+        if not part:
+            assert size is None, "the end comes after them"
+            break
+        got += part
+    return bytes(got)
+
+
+async def over(protocol: Recorder) -> Exception | None:
+    """Why a connection is over; nothing is told after that."""
+    await until(lambda: bool(protocol.lost), "it is over")
+    await asyncio.sleep(0)
+    assert len(protocol.lost) == 1
+    return protocol.lost[0]
+
+
+def fill(transport: UnixTransport) -> bytes:
+    """What had to be written until something waits."""
+    filled = b""
+    while not transport.get_write_buffer_size():
+        transport.write(MUCH[:10_000])
+        filled += MUCH[:10_000]
+    return filled
+
+
+# -- reading and writing --------------------------------------------------------------------------
+
+
+def test_a_request_that_is_there_is_read_at_once_and_answered(run: Run) -> None:
+    async def test(scene: Scene) -> None:
+        protocol = Recorder(data=echo)
+        peer = scene.connect(protocol, b"ask")
+        assert protocol.got == b"ask" and peer.recv(10) == b"ask"
+        peer.send(b"more")
+        assert await take(peer, 4) == b"more"
+        assert protocol.transport.get_protocol() is protocol
+
+    run(test)
+
+
+def test_much_goes_both_ways_under_flow_control(run: Run) -> None:
+    async def test(scene: Scene) -> None:
+        def data(me: Recorder, data: bytes) -> None:
+            me.transport.write(data)
+            if me.flow[-1:] == ["pause"]:
+                me.transport.pause_reading()
+
+        protocol = Recorder(data=data, resumed=lambda me: me.transport.resume_reading())
+        peer = scene.connect(protocol)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(scene.loop.sock_sendall(peer, MUCH * 4))
+            assert await take(peer, len(MUCH) * 4) == MUCH * 4
+        assert protocol.got == MUCH * 4 and not protocol.transport.get_write_buffer_size()
+
+    run(test)
+
+
+def test_a_write_that_does_not_fit_waits_in_order(run: Run) -> None:
+    async def test(scene: Scene) -> None:
+        protocol = Recorder()
+        peer = scene.connect(protocol)
+        transport = protocol.transport
+        transport.write(MUCH)
+        assert 0 < transport.get_write_buffer_size() < len(MUCH) and protocol.flow == ["pause"]
+        transport.write(bytearray(b"next"))
+        transport.write(b"")
+        transport.write(memoryview(b" last"))
+        assert await take(peer, len(MUCH) + 9) == MUCH + b"next last"
+        assert protocol.flow == ["pause", "resume"] and not transport.get_write_buffer_size()
+        await scene.sleeps()
+
+    run(test)
+
+
+def test_writing_is_paused_above_one_limit_and_resumed_at_the_other(run: Run) -> None:
+    async def test(scene: Scene) -> None:
+        left: list[int] = []
+        protocol = Recorder(resumed=lambda me: left.append(me.transport.get_write_buffer_size()))
+        peer = scene.connect(protocol)
+        transport = protocol.transport
+        transport.set_write_buffer_limits(high=300_000, low=1_000)
+        size = len(fill(transport))
+        rest = 300_000 - transport.get_write_buffer_size()
+        transport.write(bytes(rest))
+        assert protocol.flow == [] and transport.get_write_buffer_size() == 300_000
+        transport.write(b"x")
+        transport.write(b"x")
+        assert protocol.flow == ["pause"]
+        await take(peer, 200_000)
+        await until(lambda: transport.get_write_buffer_size() < 300_000, "some is taken")
+        assert protocol.flow == ["pause"]
+        await take(peer, size + rest + 2 - 200_000)
+        await until(lambda: bool(left), "it is resumed")
+        assert protocol.flow == ["pause", "resume"] and left[0] <= 1_000
+
+    run(test)
+
+
+@pytest.mark.parametrize("size", [10, 3_000])
+@pytest.mark.parametrize("waiting", [False, True])
+def test_many_pieces_are_written_in_order(run: Run, waiting: bool, size: int) -> None:
+    async def test(scene: Scene) -> None:
+        protocol = Recorder()
+        peer = scene.connect(protocol)
+        before = fill(protocol.transport) if waiting else b""
+        count = 3 * unix_transport._MOST_PIECES + 7
+        pieces = [MUCH[at : at + at % size] for at in range(count)]
+        protocol.transport.writelines([b"", *pieces, bytearray(), memoryview(b"end")])
+        assert bool(protocol.transport.get_write_buffer_size()) is (waiting or size > 1_000)
+        expected = before + b"".join(pieces) + b"end"
+        assert await take(peer, len(expected)) == expected
+        protocol.transport.writelines([])
+        assert not protocol.transport.get_write_buffer_size()
+        await scene.sleeps()
+
+    run(test)
+
+
+def test_another_protocol_takes_over_while_it_reads(run: Run) -> None:
+    async def test(scene: Scene) -> None:
+        second = Recorder()
+
+        def hand_over(me: Recorder, data: bytes) -> None:
+            me.transport.set_protocol(second)
+            second.connection_made(me.transport)
+
+        first = Recorder(data=hand_over)
+        peer = scene.connect(first, b"one")
+        peer.send(b"two")
+        await until(lambda: second.got == b"two", "it is told")
+        peer.close()
+        assert await over(second) is None
+        assert first.got == b"one" and first.ends == 0 and first.lost == []
+
+    run(test)
+
+
+# -- reading that is paused -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_what_a_peer_left_waits_while_reading_is_paused(run: Run, at_once: bool) -> None:
+    async def test(scene: Scene) -> None:
+        protocol = Recorder(made=lambda me: me.transport.pause_reading() if at_once else None)
+        peer = scene.connect(protocol, b"first" if at_once else b"")
+        protocol.transport.pause_reading()
+        assert not protocol.transport.is_reading()
+        peer.send(b"last")
+        await scene.sleeps()
+        peer.close()
+        await scene.sleeps()
+        assert protocol.got == b"" and protocol.ends == 0 and protocol.lost == []
+        protocol.transport.resume_reading()
+        assert protocol.transport.is_reading()
+        assert await over(protocol) is None
+        assert protocol.got == (b"firstlast" if at_once else b"last") and protocol.ends == 1
+
+    run(test)
+
+
+# -- the end, from here ---------------------------------------------------------------------------
+
+
+def test_a_close_comes_behind_what_is_written_and_ahead_of_what_is_not(run: Run) -> None:
+    async def test(scene: Scene) -> None:
+        protocol = Recorder()
+        peer = scene.connect(protocol)
+        transport = protocol.transport
+        transport.write(MUCH)
+        transport.close()
+        transport.close()
+        transport.write(b"dropped")
+        transport.writelines([b"dropped"])
+        transport.write_eof()
+        assert transport.is_closing() and not transport.is_reading()
+        peer.send(b"unread")
+        await scene.sleeps()
+        assert protocol.lost == []
+        assert await take(peer, len(MUCH)) == MUCH
+        assert await over(protocol) is None
+        assert protocol.got == b""
+
+    run(test)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_an_abort_drops_what_waits(run: Run, closed: bool) -> None:
+    async def test(scene: Scene) -> None:
+        protocol = Recorder()
+        peer = scene.connect(protocol)
+        protocol.transport.write(MUCH)
+        if closed:
+            protocol.transport.close()
+        protocol.transport.abort()
+        protocol.transport.abort()
+        assert protocol.lost == [] and protocol.transport.get_write_buffer_size() == 0
+        protocol.transport.write(b"dropped")
+        assert await over(protocol) is None
+        got = await take(peer)
+        assert 0 < len(got) < len(MUCH) and MUCH.startswith(got) and protocol.flow == ["pause"]
+
+    run(test)
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_our_half_is_ended_behind_what_is_written(run: Run, waiting: bool) -> None:
+    async def test(scene: Scene) -> None:
+        protocol = Recorder()
+        peer = scene.connect(protocol)
+        data = MUCH if waiting else b"little"
+        assert protocol.transport.can_write_eof()
+        protocol.transport.write(data)
+        protocol.transport.write_eof()
+        protocol.transport.write_eof()
+        assert await take(peer) == data
+        await scene.sleeps()
+        peer.send(b"still")
+        await until(lambda: protocol.got == b"still", "it is read")
+        assert not protocol.transport.is_closing()
+        peer.close()
+        assert await over(protocol) is None
+
+    run(test)
+
+
+@pytest.mark.parametrize("where", ["made", "data", "eof", "eof, and it listens on"])
+@pytest.mark.parametrize("how", [UnixTransport.close, UnixTransport.abort])
+def test_a_protocol_may_end_it_wherever_it_is_called(
+    run: Run, how: Callable[[UnixTransport], None], where: str
+) -> None:
+    async def test(scene: Scene) -> None:
+        def end(me: Recorder, *_data: bytes) -> bool:
+            me.transport.write(b"bye")
+            how(me.transport)
+            return "listens" in where
+
+        def again(me: Recorder) -> None:
+            transport = me.transport
+            for act in (transport.close, transport.abort, transport.write_eof):
+                act()
+            transport.write(b"dropped")
+            transport.pause_reading()
+            transport.resume_reading()
+            assert transport.is_closing() and transport.get_write_buffer_size() == 0
+
+        protocol = Recorder(**{where.split(",")[0]: end}, lost=again)
+        peer = scene.connect(protocol, b"" if where == "made" else b"ask")
+        peer.shutdown(socket.SHUT_WR)
+        assert await take(peer) == b"bye"
+        assert await over(protocol) is None
+        assert protocol.got == (b"" if where == "made" else b"ask")
+        assert protocol.ends == where.startswith("eof")
+
+    run(test)
+
+
+def test_who_is_closed_when_it_is_made_reads_nothing(run: Run) -> None:
+    async def test(scene: Scene) -> None:
+        protocol = Recorder(made=lambda me: me.transport.close())
+        scene.connect(protocol, b"ask")
+        assert await over(protocol) is None and protocol.got == b""
+
+    run(test)
+
+
+# -- the end, from there --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_the_peers_end_ends_it_behind_what_is_written(run: Run, waiting: bool) -> None:
+    async def test(scene: Scene) -> None:
+        protocol = Recorder()
+        peer = scene.connect(protocol)
+        data = MUCH if waiting else b""
+        protocol.transport.write(data)
+        peer.send(b"last")
+        peer.shutdown(socket.SHUT_WR)
+        assert await take(peer) == data
+        assert await over(protocol) is None
+        assert protocol.got == b"last" and protocol.ends == 1 and not protocol.transport.hung_up
+
+    run(test)
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_who_listens_on_is_written_to_until_the_peer_is_gone(run: Run, waiting: bool) -> None:
+    async def test(scene: Scene) -> None:
+        protocol = Recorder(eof=listens_on)
+        peer = scene.connect(protocol)
+        peer.shutdown(socket.SHUT_WR)
+        await until(lambda: protocol.ends == 1, "it is told")
+        await scene.sleeps()
+        assert not protocol.transport.hung_up and not protocol.transport.is_closing()
+        data = MUCH if waiting else b"little"
+        protocol.transport.write(data)
+        assert await take(peer, len(data)) == data
+        await scene.sleeps()
+        peer.close()
+        assert await over(protocol) is None
+        assert protocol.transport.hung_up and protocol.ends == 1
+
+    run(test)
+
+
+def test_a_peer_that_is_gone_altogether_is_seen_at_its_end(run: Run) -> None:
+    async def test(scene: Scene) -> None:
+        seen: list[bool] = []
+
+        def eof(me: Recorder) -> bool:
+            seen.append(me.transport.hung_up)
+            return True
+
+        protocol = Recorder(eof=eof)
+        scene.connect(protocol, b"last").close()
+        assert await over(protocol) is None
+        assert seen == [True] and protocol.got == b"last"
+
+    run(test)
+
+
+def test_a_peer_that_leaves_something_unread_is_a_reset(run: Run) -> None:
+    async def test(scene: Scene) -> None:
+        protocol = Recorder(data=echo)
+        peer = scene.connect(protocol, b"ask")
+        protocol.transport.pause_reading()
+        peer.send(b"last")
+        peer.close()
+        protocol.transport.set_protocol(reader := Recorder())
+        protocol.transport.resume_reading()
+        assert isinstance(await over(reader), ConnectionResetError)
+        assert reader.got == b"last" and reader.ends == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize("state", ["reading", "paused", "closing", "listening on"])
+@pytest.mark.parametrize("how", ["close", "shutdown"])
+def test_a_peer_that_is_gone_ends_what_waits_for_it(run: Run, state: str, how: str) -> None:
+    """With the error, once, and after its last words."""
+
+    async def test(scene: Scene) -> None:
+        protocol = Recorder(eof=listens_on)
+        peer = scene.connect(protocol)
+        transport = protocol.transport
+        transport.write(MUCH)
+        if state == "paused":
+            transport.pause_reading()
+        elif state == "closing":
+            transport.close()
+        elif state == "listening on":
+            peer.shutdown(socket.SHUT_WR)
+            await until(lambda: protocol.ends == 1, "it is told")
+        else:
+            peer.send(b"last")
+        await asyncio.sleep(0)
+        if how == "close":
+            peer.close()
+        else:
+            peer.shutdown(socket.SHUT_RDWR)
+        assert isinstance(await over(protocol), ConnectionError)
+        assert protocol.got == (b"last" if state == "reading" else b"")
+        assert transport.hung_up and transport.get_write_buffer_size() == 0
+        transport.write(b"dropped")
+        await scene.sleeps()
+
+    run(test)
+
+
+def test_a_write_to_a_peer_that_is_gone_is_told_in_the_next_turn(run: Run) -> None:
+    async def test(scene: Scene) -> None:
+        one, other = Recorder(), Recorder()
+        for protocol in (one, other):
+            scene.connect(protocol).close()
+        one.transport.write(b"x")
+        other.transport.writelines([b"x", b"y"])
+        assert one.lost == other.lost == []
+        for protocol in (one, other):
+            assert protocol.transport.is_closing()
+            assert isinstance(await over(protocol), BrokenPipeError)
+
+    run(test)
+
+
+# -- a protocol that fails ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["made", "first", "data", "eof", "resumed", "lost"])
+def test_a_protocol_that_fails_ends_alone(
+    run: Run, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(scene: Scene) -> None:
+        def data(me: Recorder, data: bytes) -> None:
+            if where == "first" or data == b"fail":
+                fail()
+            me.transport.write(MUCH if where == "resumed" else data)
+
+        hook = {} if where in ("first", "data") else {where: fail}
+        makes = iter([Recorder(data=echo), Recorder(data=data, **hook), Recorder(data=echo)])
+        scene.serve(lambda: next(makes))
+        good, bad = scene.dial(b"one"), scene.dial(b"" if where == "made" else b"two")
+        assert await take(good, 3) == b"one"
+        if where == "data":
+            bad.send(b"fail")
+        elif where in ("eof", "lost"):
+            bad.shutdown(socket.SHUT_WR)
+        expected = {"made": b"", "first": b"", "resumed": MUCH}.get(where, b"two")
+        assert await take(bad) == expected
+        assert await over(scene.protocols[1]) is None
+        assert "a bug" in caplog.text
+        good.send(b"still")
+        assert await take(good, 5) == b"still"
+        assert await take(scene.dial(b"three"), 5) == b"three"
+
+    run(test)
+
+
+def test_a_connection_without_a_protocol_is_closed(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(scene: Scene) -> None:
+        makes: list[Callable[[], Recorder]] = [lambda: Recorder(data=echo), fail]
+        scene.serve(lambda: makes.pop()())
+        bad, good = scene.dial(b""), scene.dial(b"two")
+        assert await take(bad) == b"" and await take(good, 3) == b"two"
+        assert "a bug" in caplog.text and "NoneType" not in caplog.text
+
+    run(test)
+
+
+# -- the listener ---------------------------------------------------------------------------------
+
+
+def test_more_than_a_batch_is_accepted_and_each_has_its_answer(run: Run) -> None:
+    async def test(scene: Scene) -> None:
+        server = scene.serve(lambda: Recorder(data=echo))
+        clients = [scene.dial(b"%4d" % number) for number in range(3 * ACCEPT_BATCH + 1)]
+        server.event(select.EPOLLIN)
+        assert len(scene.protocols) == ACCEPT_BATCH
+        assert scene.protocols[0].got == b"   0", "read in the same turn"
+        for number, client in enumerate(clients):
+            assert await take(client, 4) == b"%4d" % number
+        assert len(scene.protocols) == len(clients)
+        await scene.sleeps()
+        for client in clients:
+            client.close()
+        for protocol in scene.protocols:
+            assert await over(protocol) is None
+        assert len(scene.poller) == 1
+
+    run(test)
+
+
+@contextlib.contextmanager
+def no_descriptor_is_free() -> Iterator[Callable[[], None]]:
+    """Until the function it gives is called."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+
+    def free() -> None:
+        while taken:
+            os.close(taken.pop())
+
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        yield free
+    finally:
+        free()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_without_a_free_descriptor_it_is_tried_again_later(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(scene: Scene) -> None:
+        scene.serve(lambda: Recorder(data=echo))
+        open_one, client = scene.dial(b"one"), scene.dial(b"two")
+        assert await take(open_one, 3) == b"one" and await take(client, 3) == b"two"
+        client = scene.dial(b"three")
+        with no_descriptor_is_free() as free:
+            await until(lambda: "cannot accept" in caplog.text, "it waits")
+            due = scene.loop.time() + 3 * EXHAUSTED_SECONDS
+            await until(lambda: scene.loop.time() > due, "it is tried again")
+            open_one.send(b"still")
+            assert await take(open_one, 5) == b"still"
+            free()
+            assert await take(client, 5) == b"three"
+        assert len(caplog.records) == 1, "it is said once"
+        await scene.sleeps()
+
+    run(test)
+
+
+def test_a_listener_that_waits_for_a_descriptor_can_be_closed(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(scene: Scene) -> None:
+        server = scene.serve(Recorder)
+        client = scene.dial(b"one")
+        with no_descriptor_is_free():
+            await until(lambda: "cannot accept" in caplog.text, "it waits")
+            server.close()
+        due = scene.loop.time() + 2 * EXHAUSTED_SECONDS
+        await until(lambda: scene.loop.time() > due, "it would have been tried again")
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+        assert scene.protocols == []
+
+    run(test)
+
+
+def test_connections_go_on_when_their_listener_is_closed(run: Run) -> None:
+    async def test(scene: Scene) -> None:
+        server = scene.serve(lambda: Recorder(data=echo))
+        client = scene.dial(b"one")
+        assert await take(client, 3) == b"one"
+        before = descriptors()
+        server.close()
+        server.close()
+        assert descriptors() == before - 1
+        with pytest.raises(ConnectionRefusedError):
+            scene.dial(b"two")
+        client.send(b"still")
+        assert await take(client, 5) == b"still"
+
+    run(test)
+
+
+def test_a_listener_that_is_closed_within_a_batch_accepts_no_more(run: Run) -> None:
+    async def test(scene: Scene) -> None:
+        server = scene.serve(lambda: Recorder(made=lambda me: server.close()))
+        clients = [scene.dial(b"") for _ in range(3)]
+        await until(lambda: bool(scene.protocols), "one is accepted")
+        with pytest.raises(ConnectionResetError):
+            await take(clients[1])
+        assert len(scene.protocols) == 1
+
+    run(test)
+
+
+def test_who_listens_on_the_same_socket_is_no_matter_of_a_closed_listener(run: Run) -> None:
+    async def test(scene: Scene) -> None:
+        sock = scene.open()
+        first = scene.serve(Recorder, sock.dup())
+        first.close()
+        client = scene.dial(b"one")
+        await scene.sleeps()
+        scene.serve(lambda: Recorder(data=echo), sock.dup())
+        assert await take(client, 3) == b"one"
+
+    run(test)
