@@ -25,6 +25,7 @@ from nodenet.agents.ztunnel.relay import reset_on_close
 from nodenet.konnectivity import dial_errors
 from nodenet.konnectivity.agent_core import AgentCore
 from nodenet.konnectivity.agent_tunnel import Tunnel
+from nodenet.rpc.call import Buffer
 
 #: For a connection, its name's look-up included (apiserver-network-proxy: pkg/agent/client.go).
 DIAL_SECONDS: Final = 5.0
@@ -50,6 +51,8 @@ _READABLE: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select
 #: With one of these a short read does not mean that nothing is left: the end is still to be read.
 _ENDING: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _DISCARD_BYTES: Final = 64 * 1024
+#: Of one sendmsg(2), below the kernel's 1024 (UIO_MAXIOV).
+_MOST_PIECES: Final = 256
 
 logger = logging.getLogger(__name__)
 
@@ -299,11 +302,16 @@ class Remote:
             self.readable = False
         return data
 
-    def write(self, data: memoryview) -> int:
+    def write(self, pieces: Sequence[Buffer]) -> int:
         """See `agent_tunnel.Endpoint`."""
         assert self.sock is not None
         try:
-            return self.sock.send(data, socket.MSG_DONTWAIT)
+            if len(pieces) == 1:
+                return self.sock.send(pieces[0], socket.MSG_DONTWAIT)
+            if len(pieces) > _MOST_PIECES:
+                # the rest would wait for room, and there is some: nobody would tell
+                pieces = (b"".join(pieces),)
+            return self.sock.sendmsg(pieces, (), socket.MSG_DONTWAIT)
         except BlockingIOError:
             return 0
 
@@ -350,7 +358,7 @@ class Remote:
             return True
         try:
             while self._owed:
-                sent = self.write(self._owed[0])
+                sent = self.write((self._owed[0],))
                 if sent < len(self._owed[0]):
                     self._owed[0] = self._owed[0][sent:]
                     self._paid(sent)

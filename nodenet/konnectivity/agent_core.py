@@ -136,7 +136,7 @@ class AgentCore:
             if tunnel is None:
                 self._stray_data(span.connect_id)
             else:
-                self._data(tunnel, memoryview(message)[span.start : span.end], now)
+                self._data(tunnel, (memoryview(message)[span.start : span.end],), now)
             return
         self._packet(pull_packet(message), now)
 
@@ -149,9 +149,7 @@ class AgentCore:
             return
         counts = self.counts.packets_in
         counts[4] = counts.get(4, 0) + 1
-        for piece in found[1]:
-            if tunnel.up:
-                self._data(tunnel, memoryview(piece), now)
+        self._data(tunnel, found[1], now)
 
     def _packet(self, packet: Packet, now: float) -> None:
         counts = self.counts.packets_in
@@ -242,7 +240,7 @@ class AgentCore:
         held, taken = tunnel.held, 0
         try:
             while held:
-                sent = tunnel.endpoint.write(held[0])
+                sent = tunnel.endpoint.write((held[0],))
                 taken += sent
                 if sent < len(held[0]):
                     held[0] = memoryview(kept(held[0], sent, len(held[0])))
@@ -325,8 +323,8 @@ class AgentCore:
 
     # -- data from the server ---------------------------------------------------------------------
 
-    def _data(self, tunnel: Tunnel, data: memoryview, now: float) -> None:
-        size = len(data)
+    def _data(self, tunnel: Tunnel, pieces: Sequence[Buffer], now: float) -> None:
+        size = sum(map(len, pieces))
         tunnel.received += size
         tunnel.room -= size
         if tunnel.room < 0:
@@ -339,7 +337,7 @@ class AgentCore:
         taken = 0
         if not tunnel.held:
             try:
-                taken = tunnel.endpoint.write(data)
+                taken = tunnel.endpoint.write(pieces)
             except OSError:
                 self._break(tunnel)
                 return
@@ -347,7 +345,11 @@ class AgentCore:
                 self._took(tunnel, size, now)
                 return
             tunnel.progress_at = now
-        tunnel.held.append(memoryview(kept(data, taken, size)))
+        skip = taken
+        for piece in pieces:
+            if skip < len(piece):
+                tunnel.held.append(memoryview(kept(piece, skip, len(piece))))
+            skip = max(0, skip - len(piece))
         tunnel.held_bytes += size - taken
         self.held_bytes += size - taken
         if taken:
@@ -378,7 +380,7 @@ class AgentCore:
         if tunnel is None:
             self._stray_data(connect_id)
         else:
-            self._data(tunnel, memoryview(payload), now)
+            self._data(tunnel, (payload,), now)
 
     def _stray_data(self, connect_id: int) -> None:
         if connect_id and connect_id not in self._recent_set:  # A4, A5

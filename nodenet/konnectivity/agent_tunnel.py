@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from nodenet.rpc.call import Buffer
+
 #: Bytes read from a remote at a time: a tunnel begins small and grows while it fills its reads.
 LEAST_READ_BYTES: Final = 16 * 1024
 MOST_READ_BYTES: Final = 256 * 1024
@@ -23,8 +25,8 @@ class Endpoint(Protocol):
     def read(self, size: int) -> bytes | None:
         """Up to ``size`` bytes; empty at the end, None when there is nothing now. OSError."""
 
-    def write(self, data: memoryview) -> int:
-        """How many bytes the socket took, 0 when it takes none now. OSError."""
+    def write(self, pieces: Sequence[Buffer]) -> int:
+        """How many bytes of all together the socket took, 0 when it takes none now. OSError."""
 
     def shut(self) -> None:
         """Sends the FIN. OSError."""

@@ -138,8 +138,7 @@ class ProxyStream:
             self.receive(b"".join(pieces), now)
             return
         self._counts.from_client.by_type[PacketType.DATA] += 1
-        for piece in found[1]:
-            tunnel.send(piece, 0, len(piece))
+        tunnel.send_pieces(found[1])
 
     def _packet(self, packet: Packet, message: bytes, now: float) -> None:
         tunnel = self.tunnel

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
 
 from nodenet.konnectivity.packets import MAX_PAYLOAD_BYTES, data_prefix
 from nodenet.rpc.call import Buffer, kept
-
-#: A message of so many bytes is worth its cost: it is not copied into a larger one.
-ENOUGH_BYTES: Final = 32 << 10
 
 Pieces = Sequence[Buffer]
 
@@ -46,33 +42,37 @@ class PayloadQueue:
     def pull(self, connect_id: int, gather: int, most: int) -> tuple[Pieces, int]:
         """The pieces of the next DATA message and its payload's size.
 
-        Small ones are joined up to ``gather`` bytes; no payload is larger than ``most``. The queue
-        is not empty and ``most`` at least 1.
+        What waits is joined up to ``gather`` bytes, without copying it; an item is divided only
+        where it alone is more than ``most``, or than a message may carry. The queue is not empty
+        and ``most`` at least 1.
         """
         items = self._items
         message, start, end = items[0]
         size = end - start
-        if size <= most and (size >= ENOUGH_BYTES or len(items) == 1) and size <= MAX_PAYLOAD_BYTES:
-            items.popleft()
+        largest = min(most, MAX_PAYLOAD_BYTES)
+        if size > largest:
+            size = min(gather, largest)
+            part = memoryview(message)[start : start + size]
+            # bare from now on: its prefix is not the rest's
+            items[0] = (kept(message, start + size, end), 0, end - start - size)
+            self.size -= size
+            return (data_prefix(connect_id, size), part), size
+        items.popleft()
+        room = min(gather, largest) - size
+        if not items or items[0][2] - items[0][1] > room:
             self.size -= size
             if start:
                 return (message,), size
             return (data_prefix(connect_id, size), message), size
-        room = left = min(gather, most)
-        parts: list[Buffer] = [b""]
-        while items and left:
+        parts: list[Buffer] = [b"", memoryview(message)[start:end] if start else message]
+        while items:
             message, start, end = items[0]
-            size = end - start
-            if size > left:
-                parts.append(memoryview(message)[start : start + left])
-                # bare from now on: its prefix is not the rest's
-                items[0] = (kept(message, start + left, end), 0, size - left)
-                left = 0
+            if end - start > room:
                 break
             items.popleft()
-            left -= size
-            parts.append(message if not start else memoryview(message)[start:end])
-        taken = room - left
-        self.size -= taken
-        parts[0] = data_prefix(connect_id, taken)
-        return parts, taken
+            room -= end - start
+            size += end - start
+            parts.append(memoryview(message)[start:end] if start else message)
+        self.size -= size
+        parts[0] = data_prefix(connect_id, size)
+        return parts, size

@@ -8,6 +8,7 @@ tunnel's window, or as `backend.Backend` says where the agent knows no windows.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -168,8 +169,20 @@ class Tunnel:
         """Payload for the remote; see `PayloadQueue.push`. After the client's end it is dropped."""
         if self.end is not None or self.state is not State.OPEN or start == end:
             return
+        self.queue.push(message, start, end)
+        self._sent()
+
+    def send_pieces(self, pieces: Iterable[Buffer]) -> None:
+        """As `send`, of bare pieces, none of which is empty."""
+        if self.end is not None or self.state is not State.OPEN:
+            return
+        push = self.queue.push
+        for piece in pieces:
+            push(piece, 0, len(piece))
+        self._sent()
+
+    def _sent(self) -> None:
         queue = self.queue
-        queue.push(message, start, end)
         self.backend.ready(self)
         if queue.size >= HOLD_BYTES and not self.held and self.frontend is not None:
             self.held = True

@@ -15,6 +15,7 @@ from nodenet.konnectivity.packets import (
     pull_packet,
     push_packet,
 )
+from nodenet.rpc.call import Buffer
 
 
 class Remote:
@@ -45,12 +46,13 @@ class Remote:
         self.readable = bool(self.says)
         return head[:size]
 
-    def write(self, data: memoryview) -> int:
+    def write(self, pieces: Sequence[Buffer]) -> int:
         if isinstance(self.takes, OSError):
             raise self.takes
+        data = b"".join(pieces)
         size = min(self.takes, len(data))
         self.takes -= size
-        self.got += bytes(data[:size])
+        self.got += data[:size]
         return size
 
     def shut(self) -> None:

@@ -7,7 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodenet.konnectivity import backend as module
-from nodenet.konnectivity.backend import GATHER_UPSTREAM_BYTES, HELD_BYTES, STALL_SECONDS
+from nodenet.konnectivity.backend import (
+    GATHER_BYTES,
+    GATHER_UPSTREAM_BYTES,
+    HELD_BYTES,
+    STALL_SECONDS,
+)
 from nodenet.konnectivity.errors import MalformedPacket
 from nodenet.konnectivity.extensions import NONE, OURS, Extensions
 from nodenet.konnectivity.packets import (
@@ -354,7 +359,7 @@ def test_uploads_take_turns(scene: Scene) -> None:
     clients = [scene.connect(agent, number) for number in (1, 2, 3)]
     for client in clients:
         for _ in range(3):
-            client.write(bytes(40_000))
+            client.write(bytes(GATHER_BYTES))
     ids = [p.connect_id for p in agent.take() if isinstance(p, Data)]
     assert ids == [1, 2, 3] * 3
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodenet.konnectivity.packets import MAX_PAYLOAD_BYTES, Data, data_span, pull_packet, push_data
-from nodenet.konnectivity.payload_queue import ENOUGH_BYTES, PayloadQueue
+from nodenet.konnectivity.payload_queue import PayloadQueue
 
 
 def push(queue: PayloadQueue, payload: bytes, raw: bool, connect_id: int = 7) -> None:
@@ -67,11 +67,23 @@ def test_the_last_bytes_of_a_large_message_do_not_keep_it() -> None:
 
 def test_a_large_message_is_never_copied_into_another() -> None:
     queue = PayloadQueue()
-    large = bytes(ENOUGH_BYTES)
+    large = bytes(40_000)
     queue.push(large, 0, len(large))
     queue.push(b"x", 0, 1)
-    pieces, _ = queue.pull(7, 1 << 20, 1 << 30)
-    assert pieces[1] is large and len(pieces) == 2
+    (_, first, second), size = queue.pull(7, 1 << 20, 1 << 30)
+    assert first is large and second == b"x" and size == 40_001
+
+
+def test_what_would_be_too_much_together_leaves_one_after_the_other() -> None:
+    queue = PayloadQueue()
+    for size in (60_000, 60_000, 200_000, 1):
+        queue.push(bytes(size), 0, size)
+    sizes = []
+    while queue:
+        pieces, size = queue.pull(7, 128 << 10, 1 << 30)
+        assert size == sum(map(len, pieces[1:]))
+        sizes.append(size)
+    assert sizes == [120_000, 200_000, 1], "nothing is divided that need not be"
 
 
 def test_small_ones_that_gathered_leave_together() -> None:
