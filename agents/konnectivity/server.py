@@ -197,7 +197,7 @@ class Server:
             Limits(
                 keepalive_seconds=self.config.frontend_keepalive,
                 # what a client may have under way that is held back
-                stream_window=1 << 20,
+                stream_window=2 << 20,
             ),
         )
 

@@ -59,8 +59,10 @@ from nodenet.konnectivity.payload_queue import Pieces
 from nodenet.konnectivity.server_counts import DialFailure, Reset
 from nodenet.konnectivity.server_tunnel import (
     HALF_CLOSED_IDLE_SECONDS,
+    HOLD_ALL_BYTES,
+    HOLD_BYTES,
+    LEAST_HOLD_BYTES,
     LINGER_SECONDS,
-    RELEASE_BYTES,
     UNLIMITED,
     End,
     Refusal,
@@ -79,7 +81,7 @@ HELD_BYTES: Final = 16 << 20
 STALL_SECONDS: Final = 1.0
 #: Largest payload that is made of smaller ones. An upstream agent keeps up to 150 packets a
 #: connection, so it gets smaller ones.
-GATHER_BYTES: Final = 256 << 10
+GATHER_BYTES: Final = 512 << 10
 GATHER_UPSTREAM_BYTES: Final = 64 << 10
 #: Dials of one agent that are not answered yet; each is a socket and a task at the agent.
 MAX_DIALS: Final = 8192
@@ -135,6 +137,8 @@ class Backend:
         """Bytes of one tunnel that wait for its client; 0: the agent knows no windows."""
         self.tunnels: dict[int, Tunnel] = {}
         """The open ones, by connection id."""
+        self.hold_bytes = HOLD_BYTES
+        """What one tunnel holds for the agent before its frontend is held back."""
         self.dials: dict[int, Tunnel] = {}
         """The pending ones, by dial id on the wire."""
         self.dialled = 0
@@ -207,7 +211,7 @@ class Backend:
             tunnel.sent += size
             self._counts.bytes_to_agents += size
             self._counts.to_agent.by_type[PacketType.DATA] += 1
-            if tunnel.held and queue.size <= RELEASE_BYTES:
+            if tunnel.held and queue.size <= self.hold_bytes >> 1:
                 tunnel.held = False
                 if tunnel.frontend is not None:
                     tunnel.frontend.release()
@@ -340,10 +344,16 @@ class Backend:
         tunnel.room = self.window or UNLIMITED
         self._recent.pop(packet.connect_id, None)
         self.tunnels[packet.connect_id] = tunnel
+        self._share()
         self._counts.dial_seconds.observe(now - tunnel.started_at)
         self.recent_dials.append(now - tunnel.started_at)
         assert tunnel.frontend is not None
         tunnel.frontend.connected(tunnel)
+
+    def _share(self) -> None:
+        """However many tunnels the agent is slow to take from, what they hold has a bound."""
+        share = HOLD_ALL_BYTES // (len(self.tunnels) or 1)
+        self.hold_bytes = min(HOLD_BYTES, max(LEAST_HOLD_BYTES, share))
 
     def _dial_closed(self, random: int) -> None:
         tunnel = self.dials.pop(random, None)
@@ -505,6 +515,7 @@ class Backend:
     def _forget(self, tunnel: Tunnel) -> None:
         """Takes an open tunnel out of every table."""
         del self.tunnels[tunnel.connect_id]
+        self._share()
         self._remember(tunnel.connect_id)
         tunnel.state = State.OVER
         tunnel.frontend = None

@@ -26,6 +26,9 @@ from nodenet.konnectivity.tls_files import TlsUnusable, load_authorities, load_p
 Mode = Literal["grpc", "http-connect"]
 #: For connecting to the server and for its answer to a dial; konnectivity-client's backstop.
 DIAL_SECONDS: Final = 30.0
+#: What a client's Unix socket holds, where the kernel allows it (net.core.wmem_max): with the
+#: default of 208 KiB client and server wait for each other in turns.
+SEND_BUFFER_BYTES: Final = 1 << 20
 
 
 class ProxyUnreachable(KonnectivityError):
@@ -196,6 +199,12 @@ def wrong_door(mode: Mode, server: Server) -> str:
     if server.path is not None:
         return text
     return f"{text} does its --server-ca-cert know this client's certificate?"
+
+
+def widen(transport: asyncio.BaseTransport) -> None:
+    """Lets a Unix socket hold `SEND_BUFFER_BYTES`."""
+    sock = transport.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 
 
 def explain(error: BaseException) -> str:

@@ -13,6 +13,7 @@ from nodenet.konnectivity.client import (
     Server,
     TunnelLost,
     explain,
+    widen,
     wrong_door,
 )
 
@@ -97,7 +98,9 @@ async def connect(server: Server, address: str, *, timeout: float) -> ConnectStr
 
 async def _open(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     if server.path is not None:
-        return await asyncio.open_unix_connection(str(server.path))
+        reader, writer = await asyncio.open_unix_connection(str(server.path))
+        widen(writer.transport)
+        return reader, writer
     assert server.tls is not None
     context = await asyncio.to_thread(server.tls.context)
     name = server.tls.server_name or server.host

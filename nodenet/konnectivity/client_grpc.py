@@ -11,7 +11,14 @@ from types import TracebackType
 from typing import Final, Self
 
 from nodenet.konnectivity import extensions
-from nodenet.konnectivity.client import DialFailed, ProxyUnreachable, Server, TunnelLost, explain
+from nodenet.konnectivity.client import (
+    DialFailed,
+    ProxyUnreachable,
+    Server,
+    TunnelLost,
+    explain,
+    widen,
+)
 from nodenet.konnectivity.errors import MalformedPacket
 from nodenet.konnectivity.extensions import Extensions
 from nodenet.konnectivity.packets import (
@@ -71,9 +78,10 @@ class Proxy:
         try:
             async with asyncio.timeout(timeout):
                 if server.path is not None:
-                    _, protocol = await loop.create_unix_connection(
+                    transport, protocol = await loop.create_unix_connection(
                         lambda: _protocol("localhost", lost, secure=False), str(server.path)
                     )
+                    widen(transport)
                 else:
                     assert server.tls is not None
                     context = await asyncio.to_thread(server.tls.context)

@@ -21,10 +21,12 @@ from nodenet.rpc.call import Buffer
 if TYPE_CHECKING:
     from nodenet.konnectivity.backend import Backend
 
-#: A frontend is held when so much waits for the agent, and let go on below the second number. The
-#: first is two reads of a fast client, so the agent's stream never runs dry in between.
-HOLD_BYTES: Final = 512 << 10
-RELEASE_BYTES: Final = 128 << 10
+#: A frontend is held when so much waits for the agent, and let go on below half of it: two reads
+#: of a fast client, so the agent's stream never runs dry in between.
+HOLD_BYTES: Final = 1 << 20
+#: What all tunnels of an agent hold before each gets less, and the least one gets.
+HOLD_ALL_BYTES: Final = 512 << 20
+LEAST_HOLD_BYTES: Final = 128 << 10
 #: Seconds without a byte after which a tunnel is cut whose client has ended its half: a client
 #: that closes altogether looks the same until something is written to it.
 HALF_CLOSED_IDLE_SECONDS: Final = 300.0
@@ -184,7 +186,7 @@ class Tunnel:
     def _sent(self) -> None:
         queue = self.queue
         self.backend.ready(self)
-        if queue.size >= HOLD_BYTES and not self.held and self.frontend is not None:
+        if queue.size >= self.backend.hold_bytes and not self.held and self.frontend is not None:
             self.held = True
             self.frontend.hold()
 

@@ -14,8 +14,9 @@ from typing import Final
 
 from nodenet.rpc.call import Buffer
 
-#: One read(2). A Unix socket holds 208 KiB by default, and TLS is unpacked 256 KiB at a time.
-READ_BYTES: Final = 256 << 10
+#: One read(2), of a peer that has widened its Unix socket; by default that holds 208 KiB, and TLS
+#: is unpacked 256 KiB at a time.
+READ_BYTES: Final = 512 << 10
 #: Less is copied: a view would keep the whole buffer alive for it.
 _KEPT_BYTES: Final = READ_BYTES // 4
 #: Buffers that are looked at whether their views are gone: a new one costs its zeroing.

@@ -33,6 +33,7 @@ from nodenet.konnectivity.packets import (
 from nodenet.konnectivity.server_counts import DialFailure, Reset
 from nodenet.konnectivity.server_tunnel import (
     HALF_CLOSED_IDLE_SECONDS,
+    HOLD_ALL_BYTES,
     HOLD_BYTES,
     LINGER_SECONDS,
     Refusal,
@@ -391,6 +392,21 @@ def test_a_client_is_held_while_much_waits_for_its_agent(scene: Scene) -> None:
     assert client.held
     agent.take()
     assert not client.held
+
+
+def test_many_tunnels_share_what_may_wait_for_their_agent(scene: Scene) -> None:
+    agent = Agent(scene)
+    count = 2 * HOLD_ALL_BYTES // HOLD_BYTES
+    clients = [scene.connect(agent, number) for number in range(1, count + 1)]
+    clients[0].write(bytes(HOLD_BYTES // 2 - 1))
+    assert not clients[0].held
+    clients[0].write(b"x")
+    assert clients[0].held
+    for client in clients[2:]:
+        client.close()
+    agent.take()
+    clients[1].write(bytes(HOLD_BYTES - 1))
+    assert not clients[1].held, "the others are gone"
 
 
 def test_write_then_close_delivers_everything(scene: Scene) -> None:

@@ -328,7 +328,7 @@ def test_a_client_that_does_not_read_is_congested_until_it_does(scene: Scene) ->
 def test_a_client_is_held_while_much_waits_for_its_agent(scene: Scene) -> None:
     agent = Agent(scene)
     client = connected(scene, agent)
-    client.send(*[Data(1, bytes(200_000))] * 3)
+    client.send(*[Data(1, bytes(200_000))] * 6)
     assert client.paused
     agent.take()
     assert not client.paused
