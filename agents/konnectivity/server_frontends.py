@@ -146,6 +146,9 @@ class _Gone(asyncio.Transport):
     def write(self, data: object) -> None:
         pass
 
+    def writelines(self, list_of_data: object) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -349,6 +352,10 @@ class ConnectProtocol(asyncio.BufferedProtocol):
     def data(self, tunnel: Tunnel, message: Buffer, start: int, end: int) -> None:
         """See `Frontend`."""
         self.transport.write(memoryview(message)[start:end] if start else message)
+
+    def data_pieces(self, tunnel: Tunnel, pieces: Sequence[Buffer]) -> None:
+        """See `Frontend`."""
+        self.transport.writelines(pieces)
 
     def remote_ended(self, tunnel: Tunnel) -> None:
         """See `Frontend`."""

@@ -65,6 +65,7 @@ from nodenet.konnectivity.server_tunnel import (
     LINGER_SECONDS,
     UNLIMITED,
     End,
+    Frontend,
     Refusal,
     State,
     Tunnel,
@@ -274,9 +275,11 @@ class Backend:
             self.receive(b"".join(pieces), now)
             return
         self._counts.from_agent.by_type[PacketType.DATA] += 1
-        for piece in found[1]:
-            if tunnel.state is State.OPEN:
-                self._data(tunnel, piece, 0, len(piece), now)
+        size = sum(map(len, found[1]))
+        frontend = self._arrived(tunnel, size)
+        if frontend is not None:
+            frontend.data_pieces(tunnel, found[1])
+            self._given(tunnel, frontend, size, now)
 
     def _packet(self, packet: Packet, message: bytes, now: float) -> None:
         counts = self._counts.from_agent
@@ -374,19 +377,29 @@ class Backend:
 
     def _data(self, tunnel: Tunnel, message: Buffer, start: int, end: int, now: float) -> None:
         size = end - start
+        frontend = self._arrived(tunnel, size)
+        if frontend is not None:
+            frontend.data(tunnel, message, start, end)
+            self._given(tunnel, frontend, size, now)
+
+    def _arrived(self, tunnel: Tunnel, size: int) -> Frontend | None:
+        """Counts payload of the agent; who is to have it."""
         tunnel.received += size
         tunnel.room -= size
         if tunnel.room < 0:
             self.cut(tunnel, Reset.WINDOW, "the agent sent more than the window")
-            return
+            return None
         if tunnel.stop_at is not None:
             self._moved(tunnel)
         frontend = tunnel.frontend
         if frontend is None or not size:
             self._took(tunnel, size)  # nobody wants it, but the remote must not stop for it
-            return
+            return None
         self._counts.bytes_to_clients += size
-        frontend.data(tunnel, message, start, end)
+        return frontend
+
+    def _given(self, tunnel: Tunnel, frontend: Frontend, size: int, now: float) -> None:
+        """A frontend has got payload: whether its client took it decides about the window."""
         if not frontend.congested:
             self._counts.writes += 1
             self._took(tunnel, size)

@@ -265,6 +265,15 @@ class ProxyStream:
     def data(self, tunnel: Tunnel, message: Buffer, start: int, end: int) -> None:
         """See `Frontend`."""
         self._queue.push(message, start, end)
+        self._queued()
+
+    def data_pieces(self, tunnel: Tunnel, pieces: Sequence[Buffer]) -> None:
+        """See `Frontend`."""
+        for piece in pieces:
+            self._queue.push(piece, 0, len(piece))
+        self._queued()
+
+    def _queued(self) -> None:
         if self._queue.size >= CONGESTED_BYTES:
             self.congested = True
         self._line.want()

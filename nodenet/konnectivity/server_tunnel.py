@@ -8,7 +8,7 @@ tunnel's window, or as `backend.Backend` says where the agent knows no windows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -76,6 +76,9 @@ class Frontend(Protocol):
 
     def data(self, tunnel: Tunnel, message: Buffer, start: int, end: int) -> None:
         """The payload ``message[start:end]``; the rest of the message is its DATA prefix."""
+
+    def data_pieces(self, tunnel: Tunnel, pieces: Sequence[Buffer]) -> None:
+        """Bare payload in pieces, none of which is empty."""
 
     def remote_ended(self, tunnel: Tunnel) -> None:
         """No more DATA; only where `half_close`."""

@@ -25,7 +25,7 @@ class Limits:
     """Silence after which we send a PING."""
     keepalive_timeout_seconds: float = 20.0
     """How long its answer may take; then the connection is lost (grpc-go: keepalive.Timeout)."""
-    quantum_bytes: int = 512 << 10
+    quantum_bytes: int = 256 << 10
     """What one stream sends before it is the next one's turn."""
-    flush_bytes: int = 1 << 20
+    flush_bytes: int = 512 << 10
     """What all streams send before the transport is looked at again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from nodenet.konnectivity.backend import Backend
 from nodenet.konnectivity.extensions import NONE, OURS, Extensions
@@ -136,6 +137,10 @@ class Client:
         self.told.append(bytes(message[start:end]))
         if self.congested:
             self.waiting += end - start
+
+    def data_pieces(self, tunnel: Tunnel, pieces: Sequence[Buffer]) -> None:
+        for piece in pieces:
+            self.data(tunnel, piece, 0, len(piece))
 
     def remote_ended(self, tunnel: Tunnel) -> None:
         self.told.append("remote ended")
