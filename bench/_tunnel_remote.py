@@ -16,7 +16,7 @@ import socket
 from typing import Final
 
 _BLOCK: Final = memoryview(bytes(256 * 1024))
-_READ_BYTES: Final = 256 * 1024
+_BUFFER: Final = memoryview(bytearray(256 * 1024))
 
 
 class _End:
@@ -32,17 +32,19 @@ class _End:
 
     def readable(self, epoll: select.epoll) -> bool:
         """False: it is over."""
-        data = self.sock.recv(_READ_BYTES)
-        if not data:
+        size = self.sock.recv_into(_BUFFER)
+        if not size:
             return False
+        data = b""
         if not self.command:
-            data = self._begin(data, epoll)
-        if self.command == b"e" and data:
+            data = self._begin(bytes(_BUFFER[:size]), epoll)
+            size = len(data)
+        if self.command == b"e" and size:
             self.sock.setblocking(True)
-            self.sock.sendall(data)
+            self.sock.sendall(data or _BUFFER[:size])
             self.sock.setblocking(False)
         elif self.command == b"u":
-            self.left -= len(data)
+            self.left -= size
             if self.left <= 0:
                 self.sock.send(b"k")
         return True

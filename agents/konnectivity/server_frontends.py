@@ -32,7 +32,7 @@ from nodenet.rpc.status import OK, Code, Status
 HEAD_SECONDS: Final = 60.0
 #: For a client to take what is left for it after the tunnel's end.
 FLUSH_SECONDS: Final = 30.0
-#: Bytes a client may send ahead of the 200.
+#: Bytes a client may send ahead of the 200 before it is read no more.
 EARLY_BYTES: Final = 256 << 10
 #: What the socket's transport holds before the client counts as congested.
 WRITE_HIGH_BYTES: Final = 256 << 10
@@ -303,6 +303,8 @@ class ConnectProtocol(asyncio.BufferedProtocol):
         dialled = frontends.core.dial(self, found.address, self._loop.time())
         if isinstance(dialled, Tunnel):
             self.tunnel = dialled
+            if len(self._early) > EARLY_BYTES:
+                self.hold()
         else:
             self.answer(refused(dialled))
 

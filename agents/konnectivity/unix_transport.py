@@ -24,11 +24,14 @@ ACCEPT_BATCH: Final = 32
 EXHAUSTED_SECONDS: Final = 0.1
 #: Pieces of one sendmsg(2), below the kernel's 1024 (UIO_MAXIOV).
 _MOST_PIECES: Final = 256
-#: Both directions are shut, or the peer closed without having read everything.
-_GONE: Final = select.EPOLLHUP | select.EPOLLERR
+#: Both directions are shut, or the peer closed without having read everything. Always told.
+_HUNG_UP: Final = select.EPOLLHUP | select.EPOLLERR
 _KIND: Final = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
-#: In the place of a mask: the poller does not know the socket. None of the EPOLL* bits.
+#: In the place of a mask: the poller does not know the socket yet. None of the EPOLL* bits.
 _UNWATCHED: Final = 1 << 32
+#: What waits in pieces this small is joined up to so much: each piece costs 200 bytes of its own.
+_CRUMB_BYTES: Final = 512
+_JOINED_BYTES: Final = 4096
 
 logger = logging.getLogger(__name__)
 
@@ -110,11 +113,14 @@ class UnixTransport(asyncio.Transport):
     """One connection; see asyncio.Transport. Its protocol is an asyncio.BufferedProtocol.
 
     What differs: a write goes to the kernel at once. Readiness is told level-triggered, so a read
-    needs no second one to see that nothing is left.
+    needs no second one to see that nothing is left. A peer that closed is read to its end before
+    the connection is over, whatever is written meanwhile and though reading is paused: else what
+    it wrote before it closed would be lost, or kept for as long as the pause lasts.
     """
 
     __slots__ = (
         "_closing",
+        "_deaf",
         "_eof_queued",
         "_fd",
         "_high",
@@ -149,6 +155,8 @@ class UnixTransport(asyncio.Transport):
         self._reading = True
         self._peer_ended = False
         self._eof_queued = False
+        self._deaf: OSError | None = None
+        """Why the peer takes nothing any more; what is for it is dropped."""
         self._closing = False
         self._over = False
         self.hung_up = False
@@ -168,19 +176,22 @@ class UnixTransport(asyncio.Transport):
         """See `poller.Target`."""
         if self._over:
             return
-        if mask & _GONE:
+        if mask & _HUNG_UP:
             self.hung_up = True
-        if mask & (select.EPOLLIN | _GONE) and self._mask & select.EPOLLIN:
+        if self._readable() and mask & (select.EPOLLIN | _HUNG_UP):
             self._read()
-            if self._over or mask & _GONE:
+            if self.hung_up:
+                self._watch()
                 return  # its last words are all read before a write fails
+            if self._over:
+                return
         if self._out:
             # one that is gone takes no more, which only a write tells
-            if mask & (select.EPOLLOUT | _GONE):
+            if mask & (select.EPOLLOUT | _HUNG_UP):
                 self._flush()
-        elif mask & _GONE and self._peer_ended:
+        elif mask & _HUNG_UP and self._peer_ended:
             # it ended its direction before, and now ours
-            self._end(None)
+            self._end(self._deaf)
 
     def resume(self) -> None:
         """See `poller.Target`."""
@@ -191,22 +202,20 @@ class UnixTransport(asyncio.Transport):
 
     def _watch(self) -> None:
         """Has the poller tell what matters now."""
-        mask = select.EPOLLOUT if self._out else 0
-        if self._peer_ended:
-            wanted = mask  # and that it is gone, which is always told
-        elif self._reading and not self._closing:
-            wanted = mask | select.EPOLLIN
-        else:
-            wanted = mask or _UNWATCHED  # else a peer that is gone would be told again and again
+        wanted = select.EPOLLOUT if self._out else 0
+        if self._readable():
+            wanted |= select.EPOLLIN
         if wanted == self._mask or self._over:
             return
-        if wanted == _UNWATCHED:
-            self._poller.remove(self._fd)
-        elif self._mask == _UNWATCHED:
+        if self._mask == _UNWATCHED:
             self._poller.add(self._fd, wanted, self)
         else:
             self._poller.modify(self._fd, wanted)
         self._mask = wanted
+
+    def _readable(self) -> bool:
+        """Whether what the peer says is wanted: of one that is gone, all of it now."""
+        return (self._reading or self.hung_up) and not (self._peer_ended or self._closing)
 
     def _read(self) -> None:
         protocol = self._protocol
@@ -227,13 +236,13 @@ class UnixTransport(asyncio.Transport):
         elif self._out:
             self.close()
         elif not self._closing:
-            self._end(None)
+            self._end(self._deaf)
 
     # -- writing ----------------------------------------------------------------------------------
 
     def write(self, data: Buffer) -> None:
         """See asyncio.WriteTransport."""
-        if self._closing or not data:
+        if self._closing or self._deaf is not None or not data:
             return
         sent = 0
         if not self._out:
@@ -242,7 +251,7 @@ class UnixTransport(asyncio.Transport):
             except BlockingIOError:
                 pass
             except OSError as error:
-                self._end_soon(error)
+                self._write_failed(error)
                 return
             if sent == len(data):
                 return
@@ -251,7 +260,7 @@ class UnixTransport(asyncio.Transport):
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
         """See asyncio.WriteTransport."""
-        if self._closing:
+        if self._closing or self._deaf is not None:
             return
         ready = not self._out
         for data in list_of_data:
@@ -262,8 +271,12 @@ class UnixTransport(asyncio.Transport):
         self._held()
 
     def _queue(self, data: memoryview) -> None:
-        self._out.append(data)
-        self._out_bytes += len(data)
+        out, size = self._out, len(data)
+        self._out_bytes += size
+        if size <= _CRUMB_BYTES and out and len(out[-1]) <= _JOINED_BYTES:
+            out[-1] = memoryview(b"".join((out[-1], data)))
+        else:
+            out.append(data)
 
     def _held(self) -> None:
         """After a write that may have left something."""
@@ -293,7 +306,25 @@ class UnixTransport(asyncio.Transport):
         except BlockingIOError:
             return
         except OSError as error:
+            self._write_failed(error)
+
+    def _write_failed(self, error: OSError) -> None:
+        self._out.clear()
+        self._out_bytes = 0
+        if self._closing or self._peer_ended:
             self._end_soon(error)
+            return
+        self._deaf = error
+        self.hung_up = True
+        if self._paused:
+            self._loop.call_soon(self._relieve)
+        self._watch()
+
+    def _relieve(self) -> None:
+        """Tells the protocol that it may write again."""
+        if self._paused and not self._over:
+            self._paused = False
+            self._protocol.resume_writing()
 
     def _flush(self) -> None:
         self._send()
@@ -306,9 +337,8 @@ class UnixTransport(asyncio.Transport):
                 self._end(None)
                 return
             self._watch()
-        if self._paused and self._out_bytes <= self._low:
-            self._paused = False
-            self._protocol.resume_writing()
+        if self._out_bytes <= self._low:
+            self._relieve()
 
     def can_write_eof(self) -> bool:
         """See asyncio.WriteTransport."""

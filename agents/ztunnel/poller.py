@@ -6,7 +6,8 @@ writers cost several calls and handles. Measured on uvloop, CPU of a whole plain
 this way 65 µs, `add_reader`/`add_writer` 88 µs, transports and a task 185 µs.
 
 Edge-triggered means: a target hears of readiness once and must read (or write) until the kernel
-has no more, or ask to be called `again`.
+has no more, or ask to be called `again`. Who adds a socket without EPOLLET hears of it every turn
+it is ready in, and says by `Poller.modify` what it waits for.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class Poller:
         self._end_of_turn()
 
     def _failed(self, target: Target) -> None:
-        logger.exception("bug: %s failed; its connection is cut", type(target).__name__)
+        logger.exception("bug: %s failed; a connection is cut", type(target).__name__)
         target.broken()
 
     def _end_of_turn(self) -> None:

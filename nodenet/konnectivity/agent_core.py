@@ -68,6 +68,7 @@ from nodenet.konnectivity.packets import (
     pull_packet,
     push_packet,
 )
+from nodenet.konnectivity.payload_queue import CRUMB_BYTES, JOINED_BYTES
 from nodenet.rpc.call import Buffer, kept
 
 #: Bytes of all tunnels of a stream that wait for their remotes.
@@ -345,11 +346,15 @@ class AgentCore:
                 self._took(tunnel, size, now)
                 return
             tunnel.progress_at = now
-        skip = taken
+        skip, held = taken, tunnel.held
         for piece in pieces:
-            if skip < len(piece):
-                tunnel.held.append(memoryview(kept(piece, skip, len(piece))))
-            skip = max(0, skip - len(piece))
+            left = len(piece) - skip
+            if left > CRUMB_BYTES or not held or len(held[-1]) > JOINED_BYTES:
+                if left > 0:
+                    held.append(memoryview(kept(piece, skip, len(piece))))
+            elif left > 0:
+                held[-1] = memoryview(b"".join((held[-1], memoryview(piece)[skip:])))
+            skip = max(0, -left)
         tunnel.held_bytes += size - taken
         self.held_bytes += size - taken
         if taken:

@@ -354,7 +354,7 @@ class Backend:
         tunnel.frontend.connected(tunnel)
 
     def _share(self) -> None:
-        """However many tunnels the agent is slow to take from, what they hold has a bound."""
+        """Tunnels that are many hold less each, where their agent is slow to take it."""
         share = HOLD_ALL_BYTES // (len(self.tunnels) or 1)
         self.hold_bytes = min(HOLD_BYTES, max(LEAST_HOLD_BYTES, share))
 
@@ -416,7 +416,7 @@ class Backend:
             self._settle()
 
     def _took(self, tunnel: Tunnel, size: int) -> None:
-        """The client took bytes: they are given back to the agent, a quarter window at a time."""
+        """The client took bytes: they are given back to the agent, half a window at a time."""
         if not self.window:
             return
         tunnel.taken += size

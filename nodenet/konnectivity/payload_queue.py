@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Final
 
 from nodenet.konnectivity.packets import MAX_PAYLOAD_BYTES, data_prefix
 from nodenet.rpc.call import Buffer, kept
 
 Pieces = Sequence[Buffer]
+
+#: What waits in pieces this small is joined up to so much: each piece costs 200 bytes of its own.
+CRUMB_BYTES: Final = 512
+JOINED_BYTES: Final = 4096
 
 
 class PayloadQueue:
@@ -30,8 +35,15 @@ class PayloadQueue:
 
     def push(self, message: Buffer, start: int, end: int) -> None:
         """Queues ``message[start:end]``. ``start`` 0 means bare bytes, else it is a whole DATA."""
-        self._items.append((message, start, end))
-        self.size += end - start
+        items, size = self._items, end - start
+        self.size += size
+        if size <= CRUMB_BYTES and items:
+            last, first, behind = items[-1]
+            if behind - first <= JOINED_BYTES:
+                whole = b"".join((memoryview(last)[first:behind], memoryview(message)[start:end]))
+                items[-1] = (whole, 0, len(whole))
+                return
+        items.append((message, start, end))
 
     def clear(self) -> int:
         """Forgets everything; how many bytes it was."""

@@ -21,10 +21,12 @@ from nodenet.rpc.call import Buffer
 if TYPE_CHECKING:
     from nodenet.konnectivity.backend import Backend
 
-#: A frontend is held when so much waits for the agent, and let go on below half of it: two reads
-#: of a fast client, so the agent's stream never runs dry in between.
+#: A frontend is held when so much payload waits for the agent, and let go on below half of it: two
+#: reads of a fast client, so the agent's stream never runs dry in between. What is under way then
+#: still comes: the rest of a read, or a gRPC stream's window. Views of large reads keep up to four
+#: times their own size.
 HOLD_BYTES: Final = 1 << 20
-#: What all tunnels of an agent hold before each gets less, and the least one gets.
+#: When all tunnels of an agent could hold more than this, each holds less, but at least that.
 HOLD_ALL_BYTES: Final = 512 << 20
 LEAST_HOLD_BYTES: Final = 128 << 10
 #: Seconds without a byte after which a tunnel is cut whose client has ended its half: a client

@@ -17,8 +17,8 @@ from nodenet.rpc.call import Buffer
 from nodenet.rpc.connection import Accept, Connection, Role
 from nodenet.rpc.limits import Limits
 
-#: Bytes the transport holds before the connection counts as congested. Two reads of a fast peer:
-#: less leaves the socket idle, more is latency for whoever comes behind.
+#: Bytes the transport holds before the connection counts as congested: less leaves the socket
+#: idle, more is latency for whoever comes behind.
 WRITE_HIGH_BYTES: Final = 512 << 10
 WRITE_LOW_BYTES: Final = 128 << 10
 #: A peer that makes us answer and never reads is cut at this.

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodenet.konnectivity.packets import MAX_PAYLOAD_BYTES, Data, data_span, pull_packet, push_data
-from nodenet.konnectivity.payload_queue import PayloadQueue
+from nodenet.konnectivity.payload_queue import JOINED_BYTES, PayloadQueue
 
 
 def push(queue: PayloadQueue, payload: bytes, raw: bool, connect_id: int = 7) -> None:
@@ -93,6 +93,20 @@ def test_small_ones_that_gathered_leave_together() -> None:
     pieces, size = queue.pull(7, 64 << 10, 1 << 30)
     assert size == 300 and not queue
     assert pull_packet(b"".join(pieces)) == Data(7, b"".join(b"%03d" % n for n in range(100)))
+
+
+def test_crumbs_that_wait_cost_little_more_than_their_bytes() -> None:
+    queue = PayloadQueue()
+    for number in range(20_000):
+        push(queue, b"%d" % (number % 10), raw=bool(number % 3))
+    assert queue.size == 20_000 and len(queue._items) <= 1 + 20_000 // JOINED_BYTES
+    got = b""
+    while queue:
+        pieces, _ = queue.pull(7, 1000, 1 << 30)
+        packet = pull_packet(b"".join(pieces))
+        assert isinstance(packet, Data)
+        got += packet.payload
+    assert got == b"".join(b"%d" % (number % 10) for number in range(20_000))
 
 
 def test_what_an_upstream_peer_would_refuse_is_split() -> None:

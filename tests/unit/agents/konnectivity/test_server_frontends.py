@@ -6,6 +6,7 @@ import asyncio
 import gc
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import grpc
@@ -15,7 +16,7 @@ import uvloop
 from nodenet.agents.konnectivity import server_frontends
 from nodenet.agents.konnectivity.server_config import Mode
 from nodenet.agents.konnectivity.server_frontends import ConnectProtocol
-from nodenet.konnectivity.extensions import NONE
+from nodenet.konnectivity.extensions import DEFAULT_WINDOW_BYTES, NONE
 from nodenet.konnectivity.packets import (
     PROXY_METHOD,
     CloseDial,
@@ -25,10 +26,12 @@ from nodenet.konnectivity.packets import (
     DialRequest,
     DialResponse,
     HalfClose,
+    Window,
     pull_packet,
     push_packet,
 )
 from nodenet.konnectivity.server_counts import Reset
+from nodenet.konnectivity.server_tunnel import HOLD_BYTES
 from nodenet.rpc.aio import RpcProtocol
 from nodenet.rpc.connection import Connection
 from nodenet.rpc.status import Code
@@ -271,6 +274,36 @@ def test_a_client_that_closes_altogether_is_not_waited_for(tmp_path: Path) -> No
                 await client.established()
                 client.writer.write(b"last")
             assert [await agent.next(), await agent.next()] == [Data(1, b"last"), CloseRequest(1)]
+            await nothing_left(server)
+
+    run(test())
+
+
+def test_a_client_that_closes_while_it_is_held_loses_nothing(tmp_path: Path) -> None:
+    """Though its agent still has something to say, which can be written no more."""
+    content = Random(1).randbytes(DEFAULT_WINDOW_BYTES + HOLD_BYTES + 100_000)
+
+    async def test() -> None:
+        async with serving(tmp_path) as server, fake_agent(server) as agent:
+            async with connect_socket(tmp_path / "f") as client:
+                await client.ask()
+                await agent.accept_dial()
+                await client.established()
+                client.writer.write(content[:-100_000])
+                (tunnel,) = server.core.tunnels()
+                await until(lambda: tunnel.queue.size == HOLD_BYTES, "it is held")
+                client.writer.write(content[-100_000:])
+                transport = client.writer.transport
+                await until(lambda: not transport.get_write_buffer_size(), "the kernel has it")
+                assert tunnel.held and tunnel.queue.size == HOLD_BYTES
+            agent.send(Data(1, b"nobody reads this"))
+            await until(lambda: not server.frontends.sockets, "its end is seen")
+            got = b""
+            while not isinstance(packet := await agent.next(), CloseRequest):
+                assert isinstance(packet, Data)
+                got += packet.payload
+                agent.send(Window(1, len(packet.payload)))
+            assert got == content
             await nothing_left(server)
 
     run(test())

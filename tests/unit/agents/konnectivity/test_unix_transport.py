@@ -362,7 +362,7 @@ def test_another_protocol_takes_over_while_it_reads(run: Run) -> None:
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_what_a_peer_left_waits_while_reading_is_paused(run: Run, at_once: bool) -> None:
+def test_what_a_peer_says_waits_while_reading_is_paused(run: Run, at_once: bool) -> None:
     async def test(scene: Scene) -> None:
         protocol = Recorder(made=lambda me: me.transport.pause_reading() if at_once else None)
         peer = scene.connect(protocol, b"first" if at_once else b"")
@@ -370,13 +370,37 @@ def test_what_a_peer_left_waits_while_reading_is_paused(run: Run, at_once: bool)
         assert not protocol.transport.is_reading()
         peer.send(b"last")
         await scene.sleeps()
-        peer.close()
-        await scene.sleeps()
         assert protocol.got == b"" and protocol.ends == 0 and protocol.lost == []
         protocol.transport.resume_reading()
+        await until(lambda: protocol.got.endswith(b"last"), "it is read")
+        peer.close()
         assert protocol.transport.is_reading()
         assert await over(protocol) is None
         assert protocol.got == (b"firstlast" if at_once else b"last") and protocol.ends == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize("backlog", [b"", MUCH], ids=["nothing waits", "much waits"])
+def test_a_peer_that_closes_is_read_to_its_end_though_reading_is_paused(
+    run: Run, backlog: bytes
+) -> None:
+    async def test(scene: Scene) -> None:
+        protocol = Recorder()
+        peer = scene.connect(protocol)
+        protocol.transport.pause_reading()
+        protocol.transport.write(backlog)
+        peer.setblocking(False)
+        sent = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sent += peer.send(MUCH)
+        await scene.sleeps()
+        assert protocol.got == b""
+        peer.close()
+        error = await over(protocol)
+        assert isinstance(error, ConnectionError) if backlog else error is None
+        assert len(protocol.got) == sent
 
     run(test)
 
@@ -589,17 +613,20 @@ def test_a_peer_that_is_gone_ends_what_waits_for_it(run: Run, state: str, how: s
     run(test)
 
 
-def test_a_write_to_a_peer_that_is_gone_is_told_in_the_next_turn(run: Run) -> None:
+def test_a_write_to_a_peer_that_is_gone_loses_nothing_of_what_it_said(run: Run) -> None:
     async def test(scene: Scene) -> None:
         one, other = Recorder(), Recorder()
         for protocol in (one, other):
-            scene.connect(protocol).close()
+            peer = scene.connect(protocol)
+            peer.send(b"last")
+            peer.close()
         one.transport.write(b"x")
         other.transport.writelines([b"x", b"y"])
-        assert one.lost == other.lost == []
+        assert one.lost == other.lost == [] and one.got == other.got == b""
+        one.transport.write(b"dropped")
         for protocol in (one, other):
-            assert protocol.transport.is_closing()
             assert isinstance(await over(protocol), BrokenPipeError)
+            assert protocol.got == b"last" and protocol.ends == 1
 
     run(test)
 
