@@ -38,6 +38,9 @@ EARLY_BYTES: Final = 256 << 10
 WRITE_HIGH_BYTES: Final = 256 << 10
 WRITE_LOW_BYTES: Final = 64 << 10
 
+#: What a client that knows extensions is told.
+_OFFER: Final = ((extensions.KEY, extensions.OURS.text()),)
+
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -95,8 +98,8 @@ class GrpcFrontend(CallHandler):
         frontends.streams.add(self)
         if frontends.refusing:
             call.end(Status(Code.UNAVAILABLE, "server is shutting down"))
-        elif peer is not extensions.NONE and peer.text():
-            call.answer(((extensions.KEY, extensions.OURS.text()),))
+        elif peer != extensions.NONE:
+            call.answer(_OFFER)
 
     def received(self, message: bytes) -> None:
         """See `CallHandler`: a packet."""

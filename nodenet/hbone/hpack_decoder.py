@@ -31,7 +31,7 @@ class Undecodable(Exception):
 class Decoder:
     """The receiving side's dynamic table, and decoding with it."""
 
-    __slots__ = ("_capacity", "_entries", "_max_list", "_size")
+    __slots__ = ("_capacity", "_entries", "_max_list", "_size", "changes")
 
     def __init__(self, max_header_list: int) -> None:
         self._max_list = max_header_list
@@ -39,6 +39,8 @@ class Decoder:
         self._entries: deque[tuple[bytes, bytes]] = deque()
         self._size = 0
         self._capacity = TABLE_BYTES
+        self.changes = 0
+        """Grows whenever the table does change: until then a block means the same again."""
 
     def decode(self, block: bytes) -> list[tuple[bytes, bytes]] | None:
         """The fields of a complete block; None when they are larger than the limit together.
@@ -121,6 +123,7 @@ class Decoder:
         raise Undecodable(f"no header field has the index {index}")
 
     def _insert(self, pair: tuple[bytes, bytes]) -> None:
+        self.changes += 1
         self._entries.appendleft(pair)
         self._size += len(pair[0]) + len(pair[1]) + FIELD_OVERHEAD
         self._evict()
@@ -144,6 +147,7 @@ class Decoder:
                 size, at = _integer(block, at, 0x1F)
             if size > TABLE_BYTES:
                 raise Undecodable(f"a dynamic table of {size} bytes, {TABLE_BYTES} are allowed")
+            self.changes += 1
             self._capacity = size
             self._evict()
         return at

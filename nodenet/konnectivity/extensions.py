@@ -15,6 +15,7 @@ a peer that names nothing gets upstream's protocol and nothing else.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 #: Metadata key, both ways.
@@ -52,6 +53,7 @@ OURS: Final = Extensions(half_close=True, window=DEFAULT_WINDOW_BYTES)
 NONE: Final = Extensions()
 
 
+@lru_cache(maxsize=16)
 def parse(text: str | None) -> Extensions:
     """Reads a value of `KEY`. Unknown names and impossible numbers are as if not named."""
     half_close, window = False, 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -32,6 +33,9 @@ _ESCAPED: Final = re.compile(rb"[^\x20-\x24\x26-\x7e]")
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 #: Not metadata of the caller: they belong to gRPC or HTTP/2.
 _RESERVED: Final = frozenset(("content-type", "te", "connection", "grpc-encoding"))
+#: Blocks a connection remembers, and up to which size.
+_KNOWN_BLOCKS: Final = 16
+_KNOWN_BLOCK_BYTES: Final = 512
 
 
 def _metadata(metadata: Iterable[tuple[str, str]]) -> bytes:
@@ -54,6 +58,11 @@ def request(
     path: str, *, authority: str, secure: bool, user_agent: str, metadata: Metadata
 ) -> bytes:
     """The block that opens a call. ValueError for metadata that cannot be sent."""
+    return _opening(path, authority, secure, user_agent) + _metadata(metadata)
+
+
+@lru_cache(maxsize=16)
+def _opening(path: str, authority: str, secure: bool, user_agent: str) -> bytes:
     return b"".join(
         (
             _POST,
@@ -63,11 +72,11 @@ def request(
             _CONTENT_TYPE,
             _TE,
             field(b"user-agent", user_agent.encode()),
-            _metadata(metadata),
         )
     )
 
 
+@lru_cache(maxsize=16)
 def answer(metadata: Metadata = ()) -> bytes:
     """The server's initial metadata."""
     return _ANSWER + _metadata(metadata) if metadata else _ANSWER
@@ -110,9 +119,27 @@ class HeaderReader:
 
     def __init__(self, max_list_bytes: int) -> None:
         self._decoder = Decoder(max_list_bytes)
+        self._known: dict[bytes, Metadata] = {}
+        """What blocks mean that have come before: the calls of a peer begin and end alike."""
+        self._known_at = 0
 
-    def read(self, block: bytes) -> list[tuple[str, str]]:
+    def read(self, block: bytes) -> Metadata:
         """Names and values. PeerViolation: the connection's state is lost with the block."""
+        decoder, known = self._decoder, self._known
+        before = decoder.changes
+        if before == self._known_at:
+            found = known.get(block)
+            if found is not None:
+                return found
+        found = self._read(block)
+        if decoder.changes == before and len(block) <= _KNOWN_BLOCK_BYTES:
+            if before != self._known_at or len(known) == _KNOWN_BLOCKS:
+                known.clear()
+                self._known_at = before
+            known[block] = found
+        return found
+
+    def _read(self, block: bytes) -> Metadata:
         try:
             fields = self._decoder.decode(block)
             if fields is None:
@@ -121,12 +148,14 @@ class HeaderReader:
                 if _CONTROL.search(value):
                     # it would be a line of its own in a log; RFC 9113 section 8.2.1
                     raise PeerViolation(ErrorCode.PROTOCOL_ERROR, "control character in a header")
-            return [(str(name, "ascii"), str(value, "utf-8", "replace")) for name, value in fields]
+            return tuple(
+                [(str(name, "ascii"), str(value, "utf-8", "replace")) for name, value in fields]
+            )
         except (Undecodable, UnicodeDecodeError) as error:
             raise PeerViolation(ErrorCode.COMPRESSION_ERROR, f"header block: {error}") from error
 
 
-def split(fields: list[tuple[str, str]]) -> tuple[dict[str, str], Metadata]:
+def split(fields: Metadata) -> tuple[dict[str, str], Metadata]:
     """Pseudo-headers and the rest. PeerViolation for what RFC 9113 section 8.3 forbids."""
     pseudo: dict[str, str] = {}
     rest: list[tuple[str, str]] = []

@@ -47,8 +47,29 @@ def test_a_request_is_what_grpc_asks_for(metadata: headers.Metadata) -> None:
 @given(st.text(max_size=100).filter(lambda t: t.isprintable() or "\n" in t), st.booleans())
 def test_a_status_survives_the_trailers(text: str, alone: bool) -> None:
     status = Status(Code.UNAVAILABLE, text.encode("utf-8", "replace").decode())
-    _, fields = headers.split(decoded(headers.trailers(status, alone=alone)))
+    _, fields = headers.split(tuple(decoded(headers.trailers(status, alone=alone))))
     assert headers.status_of(fields) == status
+
+
+def test_a_block_that_came_before_means_what_the_table_says_now() -> None:
+    reader = headers.HeaderReader(1 << 16)
+    newest = b"\xbe"  # the field that was added last (RFC 7541 section 2.3.3)
+    for name, value in ((b"a", b"1"), (b"b", b"2")):
+        pair = (name.decode(), value.decode())
+        assert reader.read(b"\x40\x01" + name + b"\x01" + value) == (pair,)
+        assert reader.read(newest) == reader.read(newest) == (pair,)
+    assert reader.read(b"\x20" + headers.answer()) == reader.read(headers.answer())
+    with pytest.raises(PeerViolation):
+        reader.read(newest)  # the size update has emptied the table
+
+
+def test_what_a_reader_remembers_is_bounded() -> None:
+    reader = headers.HeaderReader(1 << 16)
+    for number in range(100):
+        reader.read(field(b"n", b"%d" % number))
+        reader.read(field(b"n", b"x" * 600))
+    assert 0 < len(reader._known) <= 16
+    assert all(len(block) <= 512 for block in reader._known)
 
 
 def test_trailers_alone_are_a_whole_answer() -> None:
