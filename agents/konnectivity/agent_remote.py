@@ -25,6 +25,7 @@ from nodenet.agents.ztunnel.relay import reset_on_close
 from nodenet.konnectivity import dial_errors
 from nodenet.konnectivity.agent_core import AgentCore
 from nodenet.konnectivity.agent_tunnel import Tunnel
+from nodenet.konnectivity.payload_queue import MOST_PIECES
 from nodenet.rpc.call import Buffer
 
 #: For a connection, its name's look-up included (apiserver-network-proxy: pkg/agent/client.go).
@@ -51,8 +52,6 @@ _READABLE: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select
 #: With one of these a short read does not mean that nothing is left: the end is still to be read.
 _ENDING: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _DISCARD_BYTES: Final = 64 * 1024
-#: Of one sendmsg(2), below the kernel's 1024 (UIO_MAXIOV).
-_MOST_PIECES: Final = 256
 
 logger = logging.getLogger(__name__)
 
@@ -308,7 +307,7 @@ class Remote:
         try:
             if len(pieces) == 1:
                 return self.sock.send(pieces[0], socket.MSG_DONTWAIT)
-            if len(pieces) > _MOST_PIECES:
+            if len(pieces) > MOST_PIECES:
                 # the rest would wait for room, and there is some: nobody would tell
                 pieces = (b"".join(pieces),)
             return self.sock.sendmsg(pieces, (), socket.MSG_DONTWAIT)

@@ -17,25 +17,20 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from nodenet.agents.ztunnel.poller import LISTENER, Poller
+from nodenet.konnectivity.payload_queue import CRUMB_BYTES, JOINED_BYTES, MOST_PIECES
+from nodenet.rpc.call import Buffer
 
 #: Connections taken in one go, before those that are there have their turn.
 ACCEPT_BATCH: Final = 32
 #: Before accepting is tried again when it failed, as without a free descriptor.
 EXHAUSTED_SECONDS: Final = 0.1
-#: Pieces of one sendmsg(2), below the kernel's 1024 (UIO_MAXIOV).
-_MOST_PIECES: Final = 256
 #: Both directions are shut, or the peer closed without having read everything. Always told.
 _HUNG_UP: Final = select.EPOLLHUP | select.EPOLLERR
 _KIND: Final = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 #: In the place of a mask: the poller does not know the socket yet. None of the EPOLL* bits.
 _UNWATCHED: Final = 1 << 32
-#: What waits in pieces this small is joined up to so much: each piece costs 200 bytes of its own.
-_CRUMB_BYTES: Final = 512
-_JOINED_BYTES: Final = 4096
 
 logger = logging.getLogger(__name__)
-
-Buffer = bytes | bytearray | memoryview
 
 
 class UnixServer:
@@ -240,7 +235,7 @@ class UnixTransport(asyncio.Transport):
 
     # -- writing ----------------------------------------------------------------------------------
 
-    def write(self, data: Buffer) -> None:
+    def write(self, data: Buffer | bytearray) -> None:
         """See asyncio.WriteTransport."""
         if self._closing or self._deaf is not None or not data:
             return
@@ -273,7 +268,7 @@ class UnixTransport(asyncio.Transport):
     def _queue(self, data: memoryview) -> None:
         out, size = self._out, len(data)
         self._out_bytes += size
-        if size <= _CRUMB_BYTES and out and len(out[-1]) <= _JOINED_BYTES:
+        if size <= CRUMB_BYTES and out and len(out[-1]) <= JOINED_BYTES:
             out[-1] = memoryview(b"".join((out[-1], data)))
         else:
             out.append(data)
@@ -293,7 +288,7 @@ class UnixTransport(asyncio.Transport):
                 if len(out) == 1:
                     sent = self._sock.send(out[0], socket.MSG_DONTWAIT)
                 else:
-                    some = [out[at] for at in range(min(len(out), _MOST_PIECES))]
+                    some = [out[at] for at in range(min(len(out), MOST_PIECES))]
                     sent = self._sock.sendmsg(some, (), socket.MSG_DONTWAIT)
                 self._out_bytes -= sent
                 while sent:

@@ -18,6 +18,8 @@ Pieces = Sequence[Buffer]
 #: What waits in pieces this small is joined up to so much: each piece costs 200 bytes of its own.
 CRUMB_BYTES: Final = 512
 JOINED_BYTES: Final = 4096
+#: Of one sendmsg(2), below the kernel's 1024 (UIO_MAXIOV).
+MOST_PIECES: Final = 256
 
 
 class PayloadQueue:

@@ -17,7 +17,6 @@ from typing import Any, NoReturn, cast
 import pytest
 import uvloop
 
-from nodenet.agents.konnectivity import unix_transport
 from nodenet.agents.konnectivity.unix_transport import (
     ACCEPT_BATCH,
     EXHAUSTED_SECONDS,
@@ -25,6 +24,7 @@ from nodenet.agents.konnectivity.unix_transport import (
     UnixTransport,
 )
 from nodenet.agents.ztunnel.poller import Poller
+from nodenet.konnectivity import payload_queue
 from tests.unit.agents.konnectivity.agent_scene import until
 
 MUCH = random.Random(1).randbytes(1 << 20)
@@ -326,7 +326,7 @@ def test_many_pieces_are_written_in_order(run: Run, waiting: bool, size: int) ->
         protocol = Recorder()
         peer = scene.connect(protocol)
         before = fill(protocol.transport) if waiting else b""
-        count = 3 * unix_transport._MOST_PIECES + 7
+        count = 3 * payload_queue.MOST_PIECES + 7
         pieces = [MUCH[at : at + at % size] for at in range(count)]
         protocol.transport.writelines([b"", *pieces, bytearray(), memoryview(b"end")])
         assert bool(protocol.transport.get_write_buffer_size()) is (waiting or size > 1_000)
