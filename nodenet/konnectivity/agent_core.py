@@ -42,6 +42,7 @@ from typing import Final
 from nodenet.konnectivity.agent_tunnel import (
     LEAST_READ_BYTES,
     MOST_READ_BYTES,
+    UNLIMITED,
     Counts,
     Line,
     Remotes,
@@ -69,6 +70,7 @@ from nodenet.konnectivity.packets import (
     push_packet,
 )
 from nodenet.konnectivity.payload_queue import CRUMB_BYTES, JOINED_BYTES
+from nodenet.konnectivity.receive_window import grant
 from nodenet.rpc.call import Buffer, kept
 
 #: Bytes of all tunnels of a stream that wait for their remotes.
@@ -84,7 +86,6 @@ RECENT_IDS: Final = 1024
 #: Dials the percentiles are made of.
 RECENT_DIALS: Final = 256
 
-_UNLIMITED: Final = 1 << 62
 _NETWORKS: Final = frozenset({"tcp", "tcp4", "tcp6"})
 
 UNKNOWN_DATA: Final = "unrecognized connectID"
@@ -112,8 +113,8 @@ class AgentCore:
         self.half_close = OURS.half_close and peer.half_close
         both = OURS.shared_with(peer)
         self.window = OURS.window if both else 0
-        """Bytes a tunnel may hold; 0 without flow control a tunnel."""
-        self._credit = peer.window if both else _UNLIMITED
+        """Where the window of a tunnel begins, in bytes; 0 without flow control a tunnel."""
+        self._credit = peer.window if both else UNLIMITED
         self._line = line
         self._remotes = remotes
         self._last_id = 0
@@ -210,7 +211,7 @@ class AgentCore:
         if self.dials.pop(tunnel.random, None) is None:
             return
         tunnel.up = True
-        tunnel.progress_at = now
+        tunnel.progress_at = tunnel.granted_at = now
         seconds = max(0.0, now - tunnel.dialled_at)
         self.dialled += 1
         self.recent_dials.append(seconds)
@@ -299,7 +300,7 @@ class AgentCore:
             random,
             address,
             credit=self._credit,
-            room=self.window or _UNLIMITED,
+            window=self.window,
             now=now,
         )
         self.dials[random] = self._by_random[random] = tunnel
@@ -368,10 +369,9 @@ class AgentCore:
         tunnel.progress_at = now
         if self.window:
             tunnel.taken += size
-            if tunnel.taken >= self.window >> 1 and not tunnel.server_ended:
-                self._push(Window(tunnel.connect_id, tunnel.taken))
-                tunnel.room += tunnel.taken
-                tunnel.taken = 0
+            if tunnel.taken >= tunnel.window >> 1 and not tunnel.server_ended:
+                increment = grant(tunnel, len(self.tunnels), now)
+                self._push(Window(tunnel.connect_id, increment))
         if self._over:
             if tunnel.held_bytes <= (HELD_BYTES - self.held_bytes) // 8:
                 self._over.pop(tunnel.connect_id, None)
@@ -479,7 +479,7 @@ class AgentCore:
         tunnel = self.tunnels.get(connect_id)
         if tunnel is None or increment <= 0:
             return
-        tunnel.credit = min(tunnel.credit + increment, _UNLIMITED)
+        tunnel.credit = min(tunnel.credit + increment, UNLIMITED)
         if tunnel.endpoint.readable:
             self.readable(tunnel)
 

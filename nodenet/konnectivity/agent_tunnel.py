@@ -12,6 +12,8 @@ from nodenet.rpc.call import Buffer
 #: Bytes read from a remote at a time: a tunnel begins small and grows while it fills its reads.
 LEAST_READ_BYTES: Final = 16 * 1024
 MOST_READ_BYTES: Final = 256 * 1024
+#: Without flow control a tunnel.
+UNLIMITED: Final = 1 << 62
 #: Upper bounds of `Counts.dial_seconds_buckets` (apiserver-network-proxy: pkg/agent/metrics).
 DIAL_BUCKETS: Final = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0)
 
@@ -68,6 +70,7 @@ class Tunnel:
         "credit",
         "dialled_at",
         "endpoint",
+        "granted_at",
         "held",
         "held_bytes",
         "in_ring",
@@ -81,12 +84,13 @@ class Tunnel:
         "server_ended",
         "taken",
         "up",
+        "window",
     )
 
     endpoint: Endpoint
 
     def __init__(
-        self, connect_id: int, random: int, address: str, *, credit: int, room: int, now: float
+        self, connect_id: int, random: int, address: str, *, credit: int, window: int, now: float
     ) -> None:
         self.connect_id = connect_id
         self.random = random
@@ -96,10 +100,14 @@ class Tunnel:
         """Connected, and not closed."""
         self.credit = credit
         """Bytes the server takes before its next WINDOW."""
-        self.room = room
+        self.window = window
+        """Its size, see `receive_window.Receiving`; 0: the server knows no windows."""
+        self.room = window or UNLIMITED
         """Bytes we take before our next WINDOW."""
         self.taken = 0
         """Bytes the remote took that no WINDOW has given back."""
+        self.granted_at = now
+        """When the last one did, or the tunnel began."""
         self.held: deque[memoryview] = deque()
         self.held_bytes = 0
         self.progress_at = now

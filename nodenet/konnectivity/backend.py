@@ -56,6 +56,7 @@ from nodenet.konnectivity.packets import (
     push_packet,
 )
 from nodenet.konnectivity.payload_queue import Pieces
+from nodenet.konnectivity.receive_window import grant
 from nodenet.konnectivity.server_counts import DialFailure, Reset
 from nodenet.konnectivity.server_tunnel import (
     HALF_CLOSED_IDLE_SECONDS,
@@ -135,7 +136,7 @@ class Backend:
         self.alive = True
         self.half_close = OURS.half_close and peer.half_close
         self.window = OURS.window if OURS.shared_with(peer) else 0
-        """Bytes of one tunnel that wait for its client; 0: the agent knows no windows."""
+        """Where the window of a tunnel begins, in bytes; 0: the agent knows no windows."""
         self.tunnels: dict[int, Tunnel] = {}
         """The open ones, by connection id."""
         self.hold_bytes = HOLD_BYTES
@@ -276,7 +277,7 @@ class Backend:
             return
         self._counts.from_agent.by_type[PacketType.DATA] += 1
         size = sum(map(len, found[1]))
-        frontend = self._arrived(tunnel, size)
+        frontend = self._arrived(tunnel, size, now)
         if frontend is not None:
             frontend.data_pieces(tunnel, found[1])
             self._given(tunnel, frontend, size, now)
@@ -342,8 +343,9 @@ class Backend:
             return
         tunnel.state = State.OPEN
         tunnel.connect_id = packet.connect_id
-        tunnel.connected_at = tunnel.progress_at = now
+        tunnel.connected_at = tunnel.progress_at = tunnel.granted_at = now
         tunnel.credit = self._credit
+        tunnel.window = self.window
         tunnel.room = self.window or UNLIMITED
         self._recent.pop(packet.connect_id, None)
         self.tunnels[packet.connect_id] = tunnel
@@ -377,12 +379,12 @@ class Backend:
 
     def _data(self, tunnel: Tunnel, message: Buffer, start: int, end: int, now: float) -> None:
         size = end - start
-        frontend = self._arrived(tunnel, size)
+        frontend = self._arrived(tunnel, size, now)
         if frontend is not None:
             frontend.data(tunnel, message, start, end)
             self._given(tunnel, frontend, size, now)
 
-    def _arrived(self, tunnel: Tunnel, size: int) -> Frontend | None:
+    def _arrived(self, tunnel: Tunnel, size: int, now: float) -> Frontend | None:
         """Counts payload of the agent; who is to have it."""
         tunnel.received += size
         tunnel.room -= size
@@ -393,7 +395,7 @@ class Backend:
             self._moved(tunnel)
         frontend = tunnel.frontend
         if frontend is None or not size:
-            self._took(tunnel, size)  # nobody wants it, but the remote must not stop for it
+            self._took(tunnel, size, now)  # nobody wants it, but the remote must not stop for it
             return None
         self._counts.bytes_to_clients += size
         return frontend
@@ -402,7 +404,7 @@ class Backend:
         """A frontend has got payload: whether its client took it decides about the window."""
         if not frontend.congested:
             self._counts.writes += 1
-            self._took(tunnel, size)
+            self._took(tunnel, size, now)
             return
         tunnel.taken += size
         if not tunnel.waited_from:
@@ -415,22 +417,21 @@ class Backend:
             self._core.watch_stall(self)
             self._settle()
 
-    def _took(self, tunnel: Tunnel, size: int) -> None:
+    def _took(self, tunnel: Tunnel, size: int, now: float) -> None:
         """The client took bytes: they are given back to the agent, half a window at a time."""
         if not self.window:
             return
         tunnel.taken += size
-        if tunnel.taken >= self.window >> 1 and tunnel.state is State.OPEN:
-            self._push(Window(tunnel.connect_id, tunnel.taken))
-            tunnel.room += tunnel.taken
-            tunnel.taken = 0
+        if tunnel.taken >= tunnel.window >> 1 and tunnel.state is State.OPEN:
+            increment = grant(tunnel, len(self.tunnels), now)
+            self._push(Window(tunnel.connect_id, increment))
 
     def drained(self, tunnel: Tunnel, now: float) -> None:
         """A tunnel's client has taken what waited for it."""
         if tunnel.waited_from:
             self._counts.write_seconds.observe(now - tunnel.waited_from)
             tunnel.waited_from = 0.0
-        self._took(tunnel, 0)
+        self._took(tunnel, 0, now)
         if self._over.pop(tunnel.connect_id, None) is not None:
             self._settle()
 

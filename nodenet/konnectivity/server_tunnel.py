@@ -113,6 +113,7 @@ class Tunnel:
         "dial_sent",
         "end",
         "frontend",
+        "granted_at",
         "held",
         "in_ring",
         "progress_at",
@@ -126,6 +127,7 @@ class Tunnel:
         "stop_at",
         "taken",
         "waited_from",
+        "window",
         "wire_id",
     )
 
@@ -152,6 +154,9 @@ class Tunnel:
         """Bytes we take before our next WINDOW."""
         self.taken = 0
         """Bytes of the agent's that no WINDOW has given back."""
+        self.window = 0
+        self.granted_at = now
+        """See `receive_window.Receiving`."""
         self.in_ring = False
         self.held = False
         self.end: End | None = None

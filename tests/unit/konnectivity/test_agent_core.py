@@ -296,8 +296,22 @@ def test_what_a_remote_took_is_given_back(ours: World) -> None:
     ours.receives(Data(1, bytes(WINDOW // 2)))
     assert ours.sends() == []
     remote.takes = 1 << 30
+    ours.now += 1.0
     ours.core.writable(tunnel, ours.now)
     assert ours.sends() == [Window(1, WINDOW // 2)]
+
+
+def test_a_remote_that_takes_fast_gets_a_wider_window(ours: World) -> None:
+    _, remote = ours.tunnel()
+    remote.takes = 1 << 30
+    ours.receives(Data(1, bytes(WINDOW // 2)))
+    assert ours.sends() == [Window(1, WINDOW // 2 + WINDOW)]
+    remote.takes = 0
+    for _ in range(2):  # it may send so much now
+        ours.receives(Data(1, bytes(WINDOW)))
+    assert ours.sends() == []
+    ours.receives(Data(1, b"x"))
+    assert ours.sends() == [CloseResponse("more data than the window allows", 1)]
 
 
 def test_large_data_is_written_in_its_pieces(ours: World) -> None:

@@ -459,8 +459,21 @@ def test_a_half_closed_tunnel_that_is_silent_is_cut(scene: Scene) -> None:
 def test_what_a_client_takes_is_given_back(scene: Scene) -> None:
     agent = Agent(scene)
     scene.connect(agent, 1)
+    scene.now += 1.0
     agent.send(*[Data(1, bytes(WINDOW // 8))] * 4)
     assert agent.take() == [Window(1, WINDOW // 2)]
+
+
+def test_a_client_that_takes_fast_gives_its_tunnel_a_wider_window(scene: Scene) -> None:
+    agent = Agent(scene)
+    client = scene.connect(agent, 1)
+    agent.send(*[Data(1, bytes(WINDOW // 8))] * 4)
+    assert agent.take() == [Window(1, WINDOW // 2 + WINDOW)]
+    client.stall()
+    agent.send(*[Data(1, bytes(WINDOW))] * 2)  # it may send so much now
+    assert agent.take() == [] and len(client.received) == WINDOW // 2 + 2 * WINDOW
+    agent.send(Data(1, b"x"))
+    assert agent.take() == [CloseRequest(1)]
 
 
 def test_a_stalled_client_costs_its_own_window_only(scene: Scene) -> None:
@@ -469,6 +482,7 @@ def test_a_stalled_client_costs_its_own_window_only(scene: Scene) -> None:
     slow.stall()
     agent.send(*[Data(1, bytes(WINDOW // 8))] * 8)
     assert agent.take() == [] and not agent.paused
+    scene.now += 1.0
     agent.send(*[Data(2, bytes(WINDOW // 8))] * 4)
     assert agent.take() == [Window(2, WINDOW // 2)]
     dialled = Client(scene)
@@ -476,7 +490,7 @@ def test_a_stalled_client_costs_its_own_window_only(scene: Scene) -> None:
     agent.accept_dial(3)
     assert dialled.told == ["connected"]
     assert len(quick.received) == WINDOW // 2
-    scene.now += 3
+    scene.now += 2
     slow.drain()
     assert agent.take() == [Window(1, WINDOW)]
     assert scene.core.counts.write_seconds.sum == pytest.approx(3.0)
@@ -500,6 +514,7 @@ def test_a_gone_client_does_not_stop_its_remote(scene: Scene) -> None:
     client.write(bytes(100_000))
     client.close()
     agent.take()
+    scene.now += 1.0
     agent.send(Data(1, bytes(WINDOW // 2)))
     assert agent.take() == [Window(1, WINDOW // 2)] and client.told == []
 

@@ -320,6 +320,7 @@ def test_a_client_that_does_not_read_is_congested_until_it_does(scene: Scene) ->
         agent.send(Data(1, bytes(CONGESTED_BYTES)))
     assert client.stream.congested
     assert agent.take() == []
+    scene.wait(1.0)
     assert len(payload(client.take())) == CONGESTED_BYTES * pieces
     assert not client.stream.congested
     assert agent.take() == [Window(1, agent.backend.window // 2)]
