@@ -33,6 +33,8 @@ _SMALL_BYTES: Final = 16 << 10
 
 def _gathered(pieces: list[Buffer]) -> list[Buffer]:
     """The same bytes, small pieces as one, large ones as they are."""
+    if sum(map(len, pieces)) < _SMALL_BYTES:
+        return [b"".join(pieces)]
     out: list[Buffer] = []
     small: list[Buffer] = []
     for piece in pieces:
@@ -201,7 +203,11 @@ class RpcProtocol(asyncio.BufferedProtocol):
             return
         out = connection.flush()
         if out:
-            transport.writelines(_gathered(out))
+            pieces = _gathered(out)
+            if len(pieces) == 1:
+                transport.write(pieces[0])
+            else:
+                transport.writelines(pieces)
         if connection.over is not None:
             self._end()
         elif connection.congested:
