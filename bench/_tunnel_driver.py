@@ -1,7 +1,7 @@
-"""The client of `bench.konnectivity`: tunnels by HTTP CONNECT on raw sockets, by gRPC with ours.
+"""The client of `bench.konnectivity`: tunnels by HTTP CONNECT and by gRPC, on raw sockets.
 
-The same driver runs against every pair. By HTTP CONNECT it costs a few system calls a tunnel; by
-gRPC it is Python's and takes a share of the machine from both pairs alike.
+The same driver runs against every pair and costs little more than its system calls. Only dials by
+gRPC are those of our client, and take a share of the machine from both pairs alike.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 import uvloop
 
-from nodenet.errors import NodenetError
+from bench._tunnel_grpc import PATIENCE_SECONDS, Tunnel, TunnelFailed
 from nodenet.konnectivity.client import Server
 from nodenet.konnectivity.client_grpc import Proxy
 
@@ -26,13 +26,7 @@ T = TypeVar("T")
 
 _OK: Final = b"HTTP/1.1 200"
 _BUFFER_BYTES: Final = 256 * 1024
-#: No progress for so long is a failure, or in the stalled scenes the answer.
-PATIENCE_SECONDS: Final = 10.0
 _WARM_UP: Final = 20
-
-
-class TunnelFailed(NodenetError):
-    """A tunnel could not be opened, or did not carry what was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,42 +219,25 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         return runner.run(work)
 
 
-async def grpc_download(server: Server, address: str, size: int) -> float:
+def grpc_download(path: Path, address: str, size: int) -> float:
     """As `download`, on one tunnel."""
-    async with await Proxy.connect(server, timeout=PATIENCE_SECONDS) as proxy:
-        stream = await proxy.dial(address, timeout=PATIENCE_SECONDS)
+    with Tunnel(path, address) as tunnel:
         began = time.perf_counter()
-        await stream.write(b"d" + size.to_bytes(8, "big"))
-        got = 0
-        while got < size:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                part = await stream.read(_BUFFER_BYTES)
-            if not part:
-                raise TunnelFailed(f"download: ended {size - got} bytes too early")
-            got += len(part)
-        elapsed = time.perf_counter() - began
-        await stream.close()
-        return elapsed
+        tunnel.write(b"d" + size.to_bytes(8, "big"))
+        tunnel.wait(size)
+        return time.perf_counter() - began
 
 
-async def grpc_upload(server: Server, address: str, size: int) -> float:
+def grpc_upload(path: Path, address: str, size: int) -> float:
     """As `upload`, on one tunnel."""
-    block = bytes(_BUFFER_BYTES)
-    async with await Proxy.connect(server, timeout=PATIENCE_SECONDS) as proxy:
-        stream = await proxy.dial(address, timeout=PATIENCE_SECONDS)
+    with Tunnel(path, address) as tunnel:
         began = time.perf_counter()
-        await stream.write(b"u" + size.to_bytes(8, "big"))
-        left = size
-        while left:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                await stream.write(block[:left] if left < len(block) else block)
-            left -= min(left, len(block))
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            if await stream.read(1) != b"k":
-                raise TunnelFailed("upload: the remote did not get everything")
-        elapsed = time.perf_counter() - began
-        await stream.close()
-        return elapsed
+        tunnel.write(b"u" + size.to_bytes(8, "big"))
+        tunnel.fill(size)
+        tunnel.wait(1)
+        if tunnel.first != b"k":
+            raise TunnelFailed("upload: the remote did not get everything")
+        return time.perf_counter() - began
 
 
 async def grpc_dials(

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import psutil
 
 from bench import _tunnel_driver as driver
 from bench._samples import Samples
-from nodenet.konnectivity.client import Server
+from bench._tunnel_grpc import PATIENCE_SECONDS, TunnelFailed
 from tests.interop.certificates import Certificates
 from tests.interop.peers import AgentProcess, Maker, ServerProcess, World, wait_for
 
@@ -121,13 +122,12 @@ class Scenes:
     def grpc_bulk(self, variant: str, samples: Samples, *, size: int) -> None:
         """The same by gRPC, one tunnel."""
         pair = self.pairs[variant]
-        server = pair.grpc[0].target
+        path = pair.grpc[0].target.path
+        assert path is not None
         for name, move in ((DOWN, driver.grpc_download), (UP, driver.grpc_upload)):
 
-            def go(
-                move: Callable[[Server, str, int], Coroutine[Any, Any, float]] = move,
-            ) -> float:
-                return driver.run(move(server, self.address, size))
+            def go(move: Callable[[Path, str, int], float] = move) -> float:
+                return move(path, self.address, size)
 
             self._moved(variant, samples, GRPC_BULK, name, pair.grpc, size, go)
 
@@ -141,13 +141,14 @@ class Scenes:
         size: int,
         move: Callable[[], float],
     ) -> None:
-        before = [_cpu(process.pid) for process in processes]
+        pids = {"server": processes[0].pid, "agent": processes[1].pid, "driver": os.getpid()}
+        before = {who: _cpu(pid) for who, pid in pids.items()}
         seconds = move()
-        used = [_cpu(p.pid) - b for p, b in zip(processes, before, strict=True)]
         gigabytes = size / 1e9
         samples.record(scene, what, "Gbit/s", variant, gigabytes * 8 / seconds)
-        samples.record(scene, f"{what}: server", "CPU-s/GB", variant, used[0] / gigabytes)
-        samples.record(scene, f"{what}: agent", "CPU-s/GB", variant, used[1] / gigabytes)
+        for who, pid in pids.items():
+            used = (_cpu(pid) - before[who]) / gigabytes
+            samples.record(scene, f"{what}: {who}", "CPU-s/GB", variant, used)
 
     def trips(self, variant: str, samples: Samples, *, seconds: float) -> None:
         """Latency."""
@@ -159,7 +160,7 @@ class Scenes:
         """Dials a second, in every way."""
         pair = self.pairs[variant]
         for at_once, name in ((1, "HTTP CONNECT, 1 at a time"), (50, CONNECT_50)):
-            found = driver.dials(pair.path, self.address, seconds, at_once, driver.PATIENCE_SECONDS)
+            found = driver.dials(pair.path, self.address, seconds, at_once, PATIENCE_SECONDS)
             _record_rate(samples, name, variant, found)
         server = pair.grpc[0].target
         for at_once, shared, name in (
@@ -190,7 +191,7 @@ class Scenes:
                 sock.sendall(b"ex")
             for number, sock in enumerate(tunnels):
                 if sock.recv(1) != b"x":
-                    raise driver.TunnelFailed(f"idle tunnel {number} of {count} is dead")
+                    raise TunnelFailed(f"idle tunnel {number} of {count} is dead")
         finally:
             for sock in tunnels:
                 sock.close()
@@ -243,7 +244,7 @@ def _stalled_remote(path: Path, address: str) -> Iterator[None]:
         finally:
             # upstream's agent is stuck for as long as the remote is
             host, _, port = address.rpartition(":")
-            with socket.create_connection((host, int(port)), driver.PATIENCE_SECONDS) as release:
+            with socket.create_connection((host, int(port)), PATIENCE_SECONDS) as release:
                 release.sendall(b"r")
                 release.recv(1)
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import socket
-import ssl
 from collections.abc import Callable, Sequence
 from enum import Enum
 from time import monotonic
@@ -15,6 +14,8 @@ from typing import Final, TypeVar
 from nodenet.agents.konnectivity import agent_tls
 from nodenet.agents.konnectivity.agent_config import AgentConfig
 from nodenet.agents.konnectivity.agent_remote import Sockets, StreamRemotes
+from nodenet.agents.konnectivity.agent_resolver import literal
+from nodenet.agents.konnectivity.tls_transport import connect_tls
 from nodenet.errors import NodenetError
 from nodenet.konnectivity import extensions
 from nodenet.konnectivity.agent_core import AgentCore
@@ -27,6 +28,7 @@ from nodenet.rpc.connection import Role
 from nodenet.rpc.headers import Metadata
 from nodenet.rpc.limits import Limits
 from nodenet.rpc.status import Code, Status
+from nodenet.tls.errors import PeerUntrusted, TlsError, WrongName
 
 #: For TCP, TLS and the server's initial metadata. Upstream waits for ever.
 CONNECT_SECONDS: Final = 10.0
@@ -103,7 +105,7 @@ class ServerStream(CallHandler):
             self.close("connecting failed")
             if isinstance(error, ConnectFailed):
                 raise
-            raise ConnectFailed(f"{self.address}: {_explain(error, self._config)}") from error
+            raise ConnectFailed(f"{self.address}: {_explain(error)}") from error
         except BaseException:
             self.close("cancelled")
             raise
@@ -113,7 +115,9 @@ class ServerStream(CallHandler):
         context = await self._loop.run_in_executor(None, agent_tls.context, config)
         token = await self._loop.run_in_executor(None, agent_tls.token, config)
         authority = f"{config.server_host}:{config.server_port}"
-        _, protocol = await self._loop.create_connection(
+        self._protocol = protocol = await connect_tls(
+            self._sockets.poller,
+            await self._socket(host, port),
             lambda: RpcProtocol(
                 Role.CLIENT,
                 limits=Limits(keepalive_seconds=config.keepalive),
@@ -121,17 +125,9 @@ class ServerStream(CallHandler):
                 secure=True,
                 on_lost=self._connection_lost,
             ),
-            host,
-            port,
-            ssl=context,
-            server_hostname=config.server_host,
+            context,
+            config.server_host,
         )
-        self._protocol = protocol
-        sock = protocol.transport.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(
-                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_SECONDS * 1000
-            )
         metadata: list[tuple[str, str]] = [
             ("agentid", config.agent_id),
             ("agentidentifiers", config.identifiers),
@@ -142,6 +138,26 @@ class ServerStream(CallHandler):
         protocol.connection.on_draining = self._server_draining
         self._call = protocol.connection.open(AGENT_METHOD, self, tuple(metadata))
         await self._answer
+
+    async def _socket(self, host: str, port: int) -> socket.socket:
+        """Connected; OSError."""
+        address = literal(host, port)
+        if address is None:  # a zone; names are looked up before
+            found = await self._loop.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+            )
+            address = (found[0][0], found[0][4])
+        family, where = address
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            sock.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_SECONDS * 1000
+            )
+            await self._loop.sock_connect(sock, where)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
 
     # -- rpc.CallHandler --------------------------------------------------------------------------
 
@@ -199,6 +215,8 @@ class ServerStream(CallHandler):
         if not self._answer.done():
             self._answer.set_exception(ConnectFailed(f"{self.address}: {status}"))
         self._end(status)
+        # nothing else runs on it; not from within the connection's own work
+        self._loop.call_soon(self.close)
 
     # -- agent_tunnel.Line ------------------------------------------------------------------------
 
@@ -290,24 +308,21 @@ class ServerStream(CallHandler):
         self._arm()
 
 
-def _explain(error: OSError | NodenetError, config: AgentConfig) -> str:
+def _explain(error: OSError | NodenetError) -> str:
     """Why a connection could not be made, and what to do."""
-    if isinstance(error, NodenetError):
-        return error.line()
-    if isinstance(error, ssl.SSLCertVerificationError):
-        if error.verify_code in _WRONG_NAME:
+    match error:
+        case WrongName(name=name):
             return (
-                f"presents a certificate that is not for {config.server_host}; "
+                f"presents a certificate that is not for {name}; "
                 "use --proxy-server-host or fix the SAN"
             )
-        return f"x509 {error.verify_message}; check --ca-cert"
-    if isinstance(error, ssl.SSLError):
-        return f"tls {(error.reason or str(error)).lower().replace('_', ' ')}"
+        case PeerUntrusted():
+            return f"x509 {error.reason}; check --ca-cert"
+        case TlsError():
+            return f"tls {error.reason}"
+        case NodenetError():
+            return error.line()
     if error.errno and not isinstance(error, socket.gaierror):
         # asyncio puts its own words in the place of the system's
         return os.strerror(error.errno).lower()
     return (error.strerror or str(error) or type(error).__name__).lower()
-
-
-#: X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH of OpenSSL's x509_vfy.h.
-_WRONG_NAME: Final = frozenset({62, 64})

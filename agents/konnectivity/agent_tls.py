@@ -6,22 +6,19 @@ and nothing has to be watched.
 
 from __future__ import annotations
 
-import ssl
-
 from nodenet.agents.konnectivity.agent_config import AgentConfig
 from nodenet.errors import NodenetError
 from nodenet.konnectivity.tls_files import load_authorities, load_pair
+from nodenet.tls.context import Context, Side
 
 
 class CredentialsUnreadable(NodenetError):
     """The token file cannot be used now."""
 
 
-def context(config: AgentConfig) -> ssl.SSLContext:
+def context(config: AgentConfig) -> Context:
     """The TLS of one connection; blocking, it reads files. TlsUnusable."""
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    made.minimum_version = ssl.TLSVersion.TLSv1_2
-    made.set_alpn_protocols([*config.alpn, "h2"])
+    made = Context(Side.CLIENT, alpn=[*config.alpn, "h2"])
     load_authorities(made, config.ca_cert)
     if config.cert is not None and config.key is not None:
         load_pair(made, config.cert, config.key)

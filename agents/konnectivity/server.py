@@ -142,7 +142,9 @@ class Server:
                 "agents",
                 open_listening(config.agent_host, config.agent_port, "--agent-port"),
                 self._agent_protocol,
+                self.poller,
                 tls=config.agent_tls,
+                direct=True,
                 alpn=["h2"],
                 **options,  # type: ignore[arg-type]  # two options of different types
             )
@@ -154,6 +156,7 @@ class Server:
                     "frontends",
                     open_listening(config.frontend_host, config.frontend_port, "--server-port"),
                     factory,
+                    self.poller,
                     tls=config.frontend_tls,
                     alpn=alpn,
                     **options,  # type: ignore[arg-type]  # two options of different types
@@ -161,7 +164,7 @@ class Server:
             )
         if config.uds is not None:
             found = open_frontend_socket(config.uds, delete=config.delete_uds)
-            self._listeners.append(Listener("frontend socket", found, factory, poller=self.poller))
+            self._listeners.append(Listener("frontend socket", found, factory, self.poller))
         for listener in self._listeners:
             await listener.prepare()
 

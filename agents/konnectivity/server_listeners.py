@@ -17,21 +17,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, cast
 
+from nodenet.agents.konnectivity.poller_transport import Acceptor
 from nodenet.agents.konnectivity.server_config import TlsFiles
 from nodenet.agents.konnectivity.server_frontends import ConnectProtocol
-from nodenet.agents.konnectivity.unix_transport import UnixServer
+from nodenet.agents.konnectivity.tls_transport import HANDSHAKE_SECONDS, serve_tls
+from nodenet.agents.konnectivity.unix_transport import serve_unix
 from nodenet.agents.ztunnel.poller import Poller
 from nodenet.httpd.sockets import ANYWHERE, UnixListener, open_tcp, open_unix
 from nodenet.konnectivity.tls_files import TlsUnusable, load_authorities, load_pair
 from nodenet.rpc import read_buffer
 from nodenet.rpc.aio import RpcProtocol
 from nodenet.rpc.call import Buffer
+from nodenet.tls.context import Context, Side
 
 #: Seconds between two looks at the files. The kubelet itself takes a minute to show a new secret.
 RELOAD_SECONDS: Final = 5.0
-HANDSHAKE_SECONDS: Final = 10.0
-#: For a peer's close_notify after ours.
-SHUTDOWN_SECONDS: Final = 5.0
 #: Of TCP, for peers that have none of their own: a peer is lost after a minute.
 KEEPALIVE_IDLE_SECONDS: Final = 30
 KEEPALIVE_PROBE_SECONDS: Final = 10
@@ -47,18 +47,12 @@ logger = logging.getLogger(__name__)
 
 def make_context(
     files: TlsFiles, *, alpn: list[str], ciphers: tuple[str, ...], least: ssl.TLSVersion
-) -> ssl.SSLContext:
+) -> Context:
     """The TLS of new connections, from the files as they are. Blocking. TlsUnusable."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = least
-    if ciphers:
-        context.set_ciphers(":".join(ciphers))
+    context = Context(Side.SERVER, alpn=alpn, least=least, ciphers=ciphers)
     load_pair(context, files.cert, files.key)
     if files.ca is not None:
         load_authorities(context, files.ca)
-        context.verify_mode = ssl.CERT_REQUIRED
-    # a peer that offers none of them is served all the same, as Go does
-    context.set_alpn_protocols(alpn)
     return context
 
 
@@ -76,7 +70,8 @@ def digest(files: TlsFiles) -> bytes:
 class Listener:
     """One address; every connection gets a protocol of ``factory``. Owns the sockets.
 
-    A Unix socket is served on ``poller``, TCP by the loop.
+    A Unix socket and TLS are served on ``poller``, plain TCP by the loop. ``direct`` is for few
+    connections that live long, see `Poller.add_direct`.
     """
 
     def __init__(
@@ -84,9 +79,10 @@ class Listener:
         name: str,
         sockets: list[socket.socket] | UnixListener,
         factory: Factory,
+        poller: Poller,
         *,
-        poller: Poller | None = None,
         tls: TlsFiles | None = None,
+        direct: bool = False,
         alpn: list[str] | None = None,
         ciphers: tuple[str, ...] = (),
         least: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2,
@@ -97,13 +93,14 @@ class Listener:
         self._factory = factory
         self._poller = poller
         self._tls = tls
+        self._direct = direct
         self._alpn = alpn or []
         self._ciphers = ciphers
         self._least = least
-        self._servers: list[asyncio.AbstractServer | UnixServer] = []
+        self._servers: list[asyncio.AbstractServer | Acceptor] = []
         self._closed = False
         self._digest = b""
-        self._context: ssl.SSLContext | None = None
+        self._context: Context | None = None
 
     @property
     def port(self) -> int:
@@ -147,14 +144,14 @@ class Listener:
                 continue
             logger.info("%s: certificates of %s are in use", self.name, tls.cert)
 
-    def _load(self, tls: TlsFiles) -> tuple[bytes, ssl.SSLContext]:
+    def _load(self, tls: TlsFiles) -> tuple[bytes, Context]:
         # before the context: a change in between is then seen as one more
         before = digest(tls)
         return before, make_context(tls, alpn=self._alpn, ciphers=self._ciphers, least=self._least)
 
-    async def _serve(self, context: ssl.SSLContext | None) -> None:
+    async def _serve(self, context: Context | None) -> None:
         loop = asyncio.get_running_loop()
-        fresh: list[asyncio.AbstractServer | UnixServer] = []
+        fresh: list[asyncio.AbstractServer | Acceptor] = []
         try:
             for sock in list(self._sockets):
                 # of its own, so that closing the old server closes nothing of the new one
@@ -172,19 +169,16 @@ class Listener:
             server.close()
 
     async def _server(
-        self, loop: asyncio.AbstractEventLoop, own: socket.socket, context: ssl.SSLContext | None
-    ) -> asyncio.AbstractServer | UnixServer:
+        self, loop: asyncio.AbstractEventLoop, own: socket.socket, context: Context | None
+    ) -> asyncio.AbstractServer | Acceptor:
         try:
-            if self._poller is not None:
-                own.listen(BACKLOG)
-                return UnixServer(self._poller, own, self._factory)
-            return await loop.create_server(
-                self._factory,
-                sock=own,
-                backlog=BACKLOG,
-                ssl=context,
-                ssl_handshake_timeout=None if context is None else HANDSHAKE_SECONDS,
-                ssl_shutdown_timeout=None if context is None else SHUTDOWN_SECONDS,
+            if context is None and self._unix is None:
+                return await loop.create_server(self._factory, sock=own, backlog=BACKLOG)
+            own.listen(BACKLOG)
+            if context is None:
+                return serve_unix(self._poller, own, self._factory)
+            return serve_tls(
+                self._poller, own, self._factory, context, self.name, direct=self._direct
             )
         except BaseException:
             own.close()

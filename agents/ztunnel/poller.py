@@ -54,6 +54,8 @@ class Poller:
         self._loop = loop
         self._epoll = select.epoll()
         self._targets: dict[int, Target] = {}
+        self._direct: dict[int, int] = {}
+        """What is told of those that the loop watches itself."""
         self._again: list[Target] = []
         self._retired: list[RawSocket] = []
         self._at_end: list[Callable[[], None]] = []
@@ -63,6 +65,8 @@ class Poller:
     def close(self) -> None:
         """Ends delivery. Sockets stay open, except those that were retired."""
         self._loop.remove_reader(self._epoll.fileno())
+        for fd in self._direct:
+            self._modify_direct(fd, 0)
         self._end_of_turn()
         self._epoll.close()
 
@@ -75,6 +79,17 @@ class Poller:
         self._epoll.register(fd, mask)
         self._targets[fd] = target
 
+    def add_direct(self, fd: int, mask: int, target: Target) -> None:
+        """As `add`, of a descriptor that lives long and carries much: the loop watches it itself.
+
+        That saves a system call and a wake-up an event. EPOLLERR and EPOLLHUP come by the epoll
+        all the same: uvloop tells of a socket with an error once, whatever is left to read.
+        """
+        self._epoll.register(fd, 0)
+        self._targets[fd] = target
+        self._direct[fd] = 0
+        self._modify_direct(fd, mask)
+
     def hand_over(self, fd: int, target: Target) -> None:
         """From now on ``target`` is told about a descriptor that is watched already."""
         self._targets[fd] = target
@@ -82,11 +97,16 @@ class Poller:
     def remove(self, fd: int) -> None:
         """Tells nobody about a descriptor any more; it stays open."""
         self._targets.pop(fd, None)
+        if fd in self._direct:
+            self._forget_direct(fd)
         self._epoll.unregister(fd)
 
     def modify(self, fd: int, mask: int) -> None:
         """Changes what is told about a descriptor; 0 silences it."""
-        self._epoll.modify(fd, mask)
+        if fd in self._direct:
+            self._modify_direct(fd, mask)
+        else:
+            self._epoll.modify(fd, mask)
 
     def again(self, target: Target) -> None:
         """Has `Target.resume` called in the next turn, after the loop's other work."""
@@ -100,6 +120,8 @@ class Poller:
         Not before: an event of this turn for the same number would reach whoever got it next.
         """
         self._targets.pop(fd, None)
+        if fd in self._direct:
+            self._forget_direct(fd)
         self._retired.append(sock)
         if not self.delivering:
             self._end_of_turn()
@@ -120,6 +142,39 @@ class Poller:
                 except Exception:
                     self._failed(target)
         self._end_of_turn()
+
+    def _told(self, fd: int, mask: int) -> None:
+        """The loop tells of a direct one."""
+        target = self._targets.get(fd)
+        if target is None:
+            return
+        self.delivering = True
+        try:
+            target.event(mask)
+        except Exception:
+            self._failed(target)
+        if self._at_end or self._retired:
+            self._end_of_turn()
+        else:
+            self.delivering = False
+
+    def _modify_direct(self, fd: int, mask: int) -> None:
+        loop, changed = self._loop, self._direct[fd] ^ mask
+        self._direct[fd] = mask
+        if changed & select.EPOLLIN:
+            if mask & select.EPOLLIN:
+                loop.add_reader(fd, self._told, fd, select.EPOLLIN)
+            else:
+                loop.remove_reader(fd)
+        if changed & select.EPOLLOUT:
+            if mask & select.EPOLLOUT:
+                loop.add_writer(fd, self._told, fd, select.EPOLLOUT)
+            else:
+                loop.remove_writer(fd)
+
+    def _forget_direct(self, fd: int) -> None:
+        self._modify_direct(fd, 0)
+        del self._direct[fd]
 
     def _resume(self) -> None:
         waiting, self._again = self._again, []

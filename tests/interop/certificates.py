@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+MINUTES: Final = datetime.timedelta(minutes=5)
+DAY: Final = datetime.timedelta(days=1)
+BOTH: Final = (ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,33 +42,43 @@ class Authority:
     """A CA that lives as long as a test."""
 
     def __init__(self, name: str) -> None:
-        self._key = ec.generate_private_key(ec.SECP256R1())
+        self.key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name(name)
-        self._certificate = self._builder(self._name, self._key, days=2).add_extension(
+        self._certificate = self._builder(self._name, self.key, -MINUTES, 2 * DAY).add_extension(
             x509.BasicConstraints(ca=True, path_length=0), critical=True
         )
-        self.certificate = self._certificate.sign(self._key, hashes.SHA256())
+        self.certificate = self._certificate.sign(self.key, hashes.SHA256())
 
     def write(self, path: Path) -> Path:
         """The CA's certificate as a file."""
         path.write_bytes(self.certificate.public_bytes(serialization.Encoding.PEM))
         return path
 
-    def issue(self, folder: Path, name: str, *hosts: str) -> Pair:
-        """A certificate for client and server use, as files named after it."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        builder = self._builder(_name(name), key, days=1).add_extension(
-            x509.ExtendedKeyUsage(
-                [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
-            ),
-            critical=False,
+    def issue(
+        self,
+        folder: Path,
+        name: str,
+        *hosts: str,
+        valid: tuple[datetime.timedelta, datetime.timedelta] = (-MINUTES, DAY),
+        purposes: Sequence[x509.ObjectIdentifier] = BOTH,
+        names: Sequence[x509.GeneralName] = (),
+        key: ec.EllipticCurvePrivateKey | None = None,
+    ) -> Pair:
+        """A certificate as files named after it, by default for client and server use.
+
+        ``valid`` is from when until when, seen from now; ``names`` are more than ``hosts`` can say.
+        """
+        key = key or ec.generate_private_key(ec.SECP256R1())
+        builder = self._builder(_name(name), key, *valid).add_extension(
+            x509.ExtendedKeyUsage(purposes), critical=False
         )
-        if hosts:
+        if hosts or names:
+            alternatives = [*(_host(host) for host in hosts), *names]
             builder = builder.add_extension(
-                x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False
+                x509.SubjectAlternativeName(alternatives), critical=False
             )
         pair = Pair(folder / f"{name}.crt", folder / f"{name}.key")
-        made = builder.sign(self._key, hashes.SHA256())
+        made = builder.sign(self.key, hashes.SHA256())
         pair.cert.write_bytes(made.public_bytes(serialization.Encoding.PEM))
         pair.key.write_bytes(
             key.private_bytes(
@@ -74,7 +90,11 @@ class Authority:
         return pair
 
     def _builder(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, days: int
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePrivateKey,
+        begin: datetime.timedelta,
+        end: datetime.timedelta,
     ) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
         return (
@@ -83,8 +103,8 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(minutes=5))
-            .not_valid_after(now + datetime.timedelta(days=days))
+            .not_valid_before(now + begin)
+            .not_valid_after(now + end)
         )
 
 
@@ -98,6 +118,12 @@ def make(folder: Path) -> Certificates:
         foreign_ca=foreign.write(folder / "foreign-ca.crt"),
         foreign_client=foreign.issue(folder, "foreign"),
     )
+
+
+def self_signed(folder: Path, name: str, *hosts: str) -> Pair:
+    """A certificate that only vouches for itself."""
+    own = Authority(name)
+    return own.issue(folder, name, *hosts, key=own.key)
 
 
 def _name(text: str) -> x509.Name:

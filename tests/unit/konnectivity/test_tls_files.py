@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from nodenet.konnectivity.tls_files import TlsUnusable, load_authorities, load_pair
+from nodenet.konnectivity.tls_files import Loading, TlsUnusable, load_authorities, load_pair
+from nodenet.tls.context import Context, Side
 from tests.interop.certificates import Authority
 
 
-def context() -> ssl.SSLContext:
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+@pytest.fixture(params=["ssl", "nodenet.tls"])
+def context(request: pytest.FixtureRequest) -> Callable[[], Loading]:
+    """Makes what takes files, of either kind."""
+    if request.param == "ssl":
+        return lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    return lambda: Context(Side.SERVER)
 
 
-def test_what_is_right_is_taken(tmp_path: Path) -> None:
+def test_what_is_right_is_taken(tmp_path: Path, context: Callable[[], Loading]) -> None:
     authority = Authority("ca")
     pair = authority.issue(tmp_path, "one")
     load_authorities(context(), authority.write(tmp_path / "ca"))
@@ -27,7 +33,9 @@ def test_what_is_right_is_taken(tmp_path: Path) -> None:
     load_pair(context(), together, together)
 
 
-def test_the_wrong_one_of_two_files_is_named(tmp_path: Path) -> None:
+def test_the_wrong_one_of_two_files_is_named(
+    tmp_path: Path, context: Callable[[], Loading]
+) -> None:
     authority = Authority("ca")
     one, two = authority.issue(tmp_path, "one"), authority.issue(tmp_path, "two")
     rubbish = tmp_path / "rubbish"
@@ -51,7 +59,7 @@ def test_the_wrong_one_of_two_files_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "no PEM", "-----BEGIN PRIVATE KEY-----\nAAAA\n"])
-def test_a_file_without_a_ca(tmp_path: Path, text: str) -> None:
+def test_a_file_without_a_ca(tmp_path: Path, context: Callable[[], Loading], text: str) -> None:
     path = tmp_path / "ca"
     path.write_text(text)
     with pytest.raises(TlsUnusable, match=f"cannot use {path}: it has no certificate"):
@@ -62,7 +70,7 @@ def test_a_file_without_a_ca(tmp_path: Path, text: str) -> None:
     "kind", [serialization.PrivateFormat.PKCS8, serialization.PrivateFormat.TraditionalOpenSSL]
 )
 def test_nobody_is_asked_for_a_passphrase(
-    tmp_path: Path, kind: serialization.PrivateFormat
+    tmp_path: Path, context: Callable[[], Loading], kind: serialization.PrivateFormat
 ) -> None:
     pair = Authority("ca").issue(tmp_path, "one")
     key = load_pem_private_key(pair.key.read_bytes(), None)

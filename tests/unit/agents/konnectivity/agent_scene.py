@@ -202,7 +202,7 @@ async def agent(config: AgentConfig) -> AsyncIterator[ClientSet]:
             finally:
                 work.cancel()
                 clients.close()
-        await asyncio.sleep(0.01)  # for the transports to close
+        await until(lambda: not len(sockets.poller), "every connection is over")
     finally:
         sockets.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 import threading
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from nodenet.agents.konnectivity import agent_set, agent_stream, agent_tls
 from nodenet.agents.konnectivity.agent_config import AgentConfig
 from nodenet.rpc.status import OK
+from nodenet.tls.context import Context
 from tests.interop.certificates import Certificates
 from tests.unit.agents.konnectivity.agent_scene import (
     REFUSED,
@@ -339,7 +339,7 @@ def test_a_fault_at_one_server_does_not_end_the_agent(
         (server,) = await started(certs, FakeServer("s1"))
         real, broken = agent_tls.context, [True]
 
-        def context(config: AgentConfig) -> ssl.SSLContext:
+        def context(config: AgentConfig) -> Context:
             if broken:
                 raise RuntimeError("a fault of ours")
             return real(config)
@@ -362,9 +362,11 @@ def test_only_streams_that_end_badly_are_errors(certs: Certificates) -> None:
             texts = ("the server has ended the stream", "UNKNOWN: Failed to validate")
             for number, (status, text) in enumerate(zip((OK, REFUSED), texts, strict=True), 1):
                 await until(lambda: clients.ready == 1, "connected")
+                old = server.protocols[-1]
                 server.streams[-1].call.end(status)
                 await told(clients, text)
                 await until(lambda n=number: len(server.streams) > n, "connected again")  # type: ignore[misc]  # a loop
+                await until(lambda p=old: p.connection.over is not None, "no connection is left")  # type: ignore[misc]  # a loop
             assert clients.stream_errors == {"Unknown": 1}
         await server.stop()
 

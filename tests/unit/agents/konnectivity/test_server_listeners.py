@@ -9,8 +9,9 @@ import os
 import shutil
 import socket
 import ssl
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -22,6 +23,7 @@ from nodenet.agents.konnectivity.server_listeners import (
     open_frontend_socket,
     open_listening,
 )
+from nodenet.agents.ztunnel.poller import Poller
 from nodenet.httpd.sockets import BindError, PortInUse
 from nodenet.konnectivity.tls_files import TlsUnusable
 from tests.interop.certificates import Authority
@@ -55,13 +57,17 @@ class Files:
         return made
 
 
-class Hello(asyncio.Protocol):
+class Hello(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        self.buffer = bytearray(64 << 10)
         self.transport.write(b"hello")
 
-    def data_received(self, data: bytes) -> None:
-        self.transport.write(data)
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.transport.write(bytes(self.buffer[:nbytes]))
 
 
 async def greeted(port: int, context: ssl.SSLContext) -> bool:
@@ -83,8 +89,10 @@ async def greeted(port: int, context: ssl.SSLContext) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def listening(files: Files):  # type: ignore[no-untyped-def]
-    listener = Listener("test", open_listening("127.0.0.1", 0, "x"), Hello, tls=files.tls)
+async def listening(files: Files, **settings: Any) -> AsyncIterator[Listener]:
+    poller = Poller(asyncio.get_running_loop())
+    sockets = open_listening("127.0.0.1", 0, "x")
+    listener = Listener("test", sockets, Hello, poller, tls=files.tls, **settings)
     await listener.prepare()
     await listener.start()
     async with asyncio.TaskGroup() as tasks:
@@ -94,7 +102,8 @@ async def listening(files: Files):  # type: ignore[no-untyped-def]
         finally:
             work.cancel()
             listener.close()
-    await asyncio.sleep(0.02)
+    await until(lambda: not len(poller), "every connection is over")
+    poller.close()
 
 
 @pytest.fixture(autouse=True)
@@ -177,7 +186,9 @@ def test_a_rotation_that_crosses_the_end_accepts_nobody(tmp_path: Path) -> None:
     async def test() -> None:
         files, authority = Files(tmp_path), Authority("ca")
         files.write(authority, "one")
-        listener = Listener("test", open_listening("127.0.0.1", 0, "x"), Hello, tls=files.tls)
+        poller = Poller(asyncio.get_running_loop())
+        sockets = open_listening("127.0.0.1", 0, "x")
+        listener = Listener("test", sockets, Hello, poller, tls=files.tls)
         await listener.prepare()
         await listener.start()
         port, client = listener.port, files.client(authority, "client")
@@ -213,19 +224,38 @@ def test_what_cannot_be_used_at_start_is_named(tmp_path: Path, broken: str) -> N
     assert caught.value.path == getattr(files.tls, broken)
 
 
-def test_ciphers_and_the_least_version_are_set(tmp_path: Path) -> None:
-    files = Files(tmp_path)
-    files.write(Authority("ca"), "one")
-    made = make_context(
-        files.tls,
-        alpn=["h2"],
-        ciphers=("ECDHE-ECDSA-AES128-GCM-SHA256",),
-        least=ssl.TLSVersion.TLSv1_3,
-    )
-    assert made.minimum_version is ssl.TLSVersion.TLSv1_3
-    assert made.verify_mode is ssl.CERT_REQUIRED
-    names = {c["name"] for c in made.get_ciphers() if c["protocol"] != "TLSv1.3"}
-    assert names == {"ECDHE-ECDSA-AES128-GCM-SHA256"}
+@pytest.mark.parametrize(
+    ("least", "ciphers", "expected"),
+    [
+        (ssl.TLSVersion.TLSv1_2, ("ECDHE-ECDSA-AES128-GCM-SHA256",), "TLSv1.2"),
+        (ssl.TLSVersion.TLSv1_2, ("ECDHE-ECDSA-AES256-GCM-SHA384",), None),
+        (ssl.TLSVersion.TLSv1_3, ("ECDHE-ECDSA-AES128-GCM-SHA256",), None),
+    ],
+)
+def test_ciphers_and_the_least_version_are_kept(
+    tmp_path: Path, least: ssl.TLSVersion, ciphers: tuple[str, ...], expected: str | None
+) -> None:
+    """Asked by a client of TLS 1.2 with the first of the two ciphers."""
+
+    async def test() -> None:
+        files, authority = Files(tmp_path), Authority("ca")
+        files.write(authority, "one")
+        client = files.client(authority, "client")
+        client.maximum_version = ssl.TLSVersion.TLSv1_2
+        client.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256")
+        async with listening(files, least=least, ciphers=ciphers) as listener:
+            if expected is None:
+                assert not await greeted(listener.port, client)
+                return
+            _, writer = await asyncio.open_connection(
+                "127.0.0.1", listener.port, ssl=client, server_hostname="localhost"
+            )
+            found = writer.get_extra_info("cipher")
+            assert found[:2] == (ciphers[0], expected)
+            writer.close()
+            await writer.wait_closed()
+
+    run(test())
 
 
 def test_a_port_in_use_is_named() -> None:

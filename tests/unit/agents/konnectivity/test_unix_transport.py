@@ -4,253 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import random
-import resource
-import select
 import socket
-from _socket import socket as RawSocket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any
 
 import pytest
-import uvloop
 
-from nodenet.agents.konnectivity.unix_transport import (
-    ACCEPT_BATCH,
-    EXHAUSTED_SECONDS,
-    UnixServer,
-    UnixTransport,
-)
-from nodenet.agents.ztunnel.poller import Poller
+from nodenet.agents.konnectivity.unix_transport import UnixTransport
 from nodenet.konnectivity import payload_queue
+from tests.unit.agents.konnectivity import transport_scene
 from tests.unit.agents.konnectivity.agent_scene import until
+from tests.unit.agents.konnectivity.transport_scene import (
+    LOOPS,
+    MUCH,
+    UnixScene,
+    echo,
+    fail,
+    fill,
+    listens_on,
+    on_loop,
+    over,
+    take,
+)
 
-MUCH = random.Random(1).randbytes(1 << 20)
-"""More than any socket here holds."""
+Run = Callable[[Callable[[UnixScene], Coroutine[Any, Any, None]]], None]
 
 
-class Recorder(asyncio.BufferedProtocol):
-    """Keeps what it is told and then does what it was given to do."""
-
+class Recorder(transport_scene.Recorder):
     transport: UnixTransport
 
-    def __init__(
-        self,
-        *,
-        made: Callable[[Recorder], object] = lambda me: None,
-        data: Callable[[Recorder, bytes], object] = lambda me, data: None,
-        eof: Callable[[Recorder], bool] = lambda me: False,
-        resumed: Callable[[Recorder], object] = lambda me: None,
-        lost: Callable[[Recorder], object] = lambda me: None,
-    ) -> None:
-        self.got = b""
-        self.ends = 0
-        self.flow: list[str] = []
-        self.lost: list[Exception | None] = []
-        self._made, self._data, self._eof, self._resumed, self._lost = (
-            made,
-            data,
-            eof,
-            resumed,
-            lost,
-        )
-        self._buffer = bytearray(256 << 10)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(UnixTransport, transport)
-        self._made(self)
-
-    def get_buffer(self, sizehint: int) -> bytearray:
-        return self._buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
-        data = bytes(self._buffer[:nbytes])
-        self.got += data
-        self._data(self, data)
-        assert not self.lost, "not within a call of the protocol"
-
-    def eof_received(self) -> bool:
-        self.ends += 1
-        answer = self._eof(self)
-        assert not self.lost, "not within a call of the protocol"
-        return answer
-
-    def pause_writing(self) -> None:
-        self.flow.append("pause")
-
-    def resume_writing(self) -> None:
-        self.flow.append("resume")
-        self._resumed(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.lost.append(exc)
-        self._lost(self)
-
-
-def echo(me: Recorder, data: bytes) -> None:
-    me.transport.write(data)
-
-
-def fail(*_args: object) -> NoReturn:
-    raise ValueError("a bug")
-
-
-def listens_on(_me: Recorder) -> bool:
-    """Of `eof_received`."""
-    return True
-
-
-class Counting(Poller):
-    """Knows how often it was woken."""
-
-    turns = 0
-
-    def _turn(self) -> None:
-        self.turns += 1
-        super()._turn()
-
-
-class Scene:
-    """Connections, and the peers that a test plays."""
-
-    def __init__(self, folder: Path) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.poller = Counting(self.loop)
-        self.path = folder / "s"
-        self.protocols: list[Recorder] = []
-        self.servers: list[UnixServer] = []
-        self._peers: list[socket.socket] = []
-
-    def connect(self, protocol: Recorder, first: bytes = b"") -> socket.socket:
-        """The peer of a new connection, which has sent its first bytes before it is served."""
-        near, far = socket.socketpair()
-        self._keep(far).send(first)
-        sock = RawSocket(near.family, near.type | socket.SOCK_NONBLOCK, 0, near.detach())
-        self.protocols.append(protocol)
-        UnixTransport(self.loop, self.poller, sock).start(protocol)
-        return far
-
-    def dial(self, first: bytes) -> socket.socket:
-        """A client of the listener, which has sent its first bytes."""
-        client = self._keep(socket.socket(socket.AF_UNIX))
-        client.connect(str(self.path))
-        client.send(first)
-        return client
-
-    def open(self) -> socket.socket:
-        """The listening socket."""
-        sock = self._keep(socket.socket(socket.AF_UNIX))
-        sock.bind(str(self.path))
-        sock.listen(1024)
-        return sock
-
-    def serve(self, make: Callable[[], Recorder], sock: socket.socket | None = None) -> UnixServer:
-        """A listener whose protocols are kept."""
-
-        def factory() -> Recorder:
-            self.protocols.append(make())
-            return self.protocols[-1]
-
-        self.servers.append(UnixServer(self.poller, sock or self.open(), factory))
-        return self.servers[-1]
-
-    async def sleeps(self) -> None:
-        """Fails when the loop is woken again and again."""
-        for _ in range(10):
-            await asyncio.sleep(0)
-        before = self.poller.turns
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert self.poller.turns == before, "nothing is told"
-
-    async def close(self) -> None:
-        """Ends what the test has left open."""
-        for server in self.servers:
-            server.close()
-        for protocol in self.protocols:
-            if not protocol.lost and hasattr(protocol, "transport"):
-                protocol.transport.abort()
-        for peer in self._peers:
-            peer.close()
-        await asyncio.sleep(0)
-        self.poller.close()
-
-    def _keep(self, sock: socket.socket) -> socket.socket:
-        sock.setblocking(False)
-        self._peers.append(sock)
-        return sock
-
-
-Work = Callable[[Scene], Coroutine[Any, Any, None]]
-Run = Callable[[Work], None]
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
+@pytest.fixture(params=LOOPS)
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
-    """Runs a test on a loop of either kind; no descriptor and no error of a callback is left."""
-    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
-    errors: list[dict[str, Any]] = []
-
-    async def bounded(work: Work) -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _loop, what: errors.append(what))
-        async with asyncio.timeout(30):
-            before = descriptors()
-            scene = Scene(tmp_path)
-            try:
-                await work(scene)
-            finally:
-                await scene.close()
-            assert descriptors() == before, "every descriptor is closed"
-
-    def call(work: Work) -> None:
-        with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(bounded(work))
-        assert not errors
-
-    return call
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-async def take(peer: socket.socket, size: int | None = None) -> bytes:
-    """So many bytes that a peer gets, or all until the end."""
-    loop = asyncio.get_running_loop()
-    got = bytearray()
-    while size is None or len(got) < size:
-        part = await loop.sock_recv(peer, 100_000 if size is None else size - len(got))
-        if not part:
-            assert size is None, "the end comes after them"
-            break
-        got += part
-    return bytes(got)
-
-
-async def over(protocol: Recorder) -> Exception | None:
-    """Why a connection is over; nothing is told after that."""
-    await until(lambda: bool(protocol.lost), "it is over")
-    await asyncio.sleep(0)
-    assert len(protocol.lost) == 1
-    return protocol.lost[0]
-
-
-def fill(transport: UnixTransport) -> bytes:
-    """What had to be written until something waits."""
-    filled = b""
-    while not transport.get_write_buffer_size():
-        transport.write(MUCH[:10_000])
-        filled += MUCH[:10_000]
-    return filled
+    """Runs a test on a loop of either kind."""
+    return on_loop(request.param, lambda: UnixScene(tmp_path))
 
 
 # -- reading and writing --------------------------------------------------------------------------
 
 
 def test_a_request_that_is_there_is_read_at_once_and_answered(run: Run) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: UnixScene) -> None:
         protocol = Recorder(data=echo)
         peer = scene.connect(protocol, b"ask")
         assert protocol.got == b"ask" and peer.recv(10) == b"ask"
@@ -262,7 +57,7 @@ def test_a_request_that_is_there_is_read_at_once_and_answered(run: Run) -> None:
 
 
 def test_much_goes_both_ways_under_flow_control(run: Run) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: UnixScene) -> None:
         def data(me: Recorder, data: bytes) -> None:
             me.transport.write(data)
             if me.flow[-1:] == ["pause"]:
@@ -279,7 +74,7 @@ def test_much_goes_both_ways_under_flow_control(run: Run) -> None:
 
 
 def test_a_write_that_does_not_fit_waits_in_order(run: Run) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: UnixScene) -> None:
         protocol = Recorder()
         peer = scene.connect(protocol)
         transport = protocol.transport
@@ -296,7 +91,7 @@ def test_a_write_that_does_not_fit_waits_in_order(run: Run) -> None:
 
 
 def test_writing_is_paused_above_one_limit_and_resumed_at_the_other(run: Run) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: UnixScene) -> None:
         left: list[int] = []
         protocol = Recorder(resumed=lambda me: left.append(me.transport.get_write_buffer_size()))
         peer = scene.connect(protocol)
@@ -322,7 +117,7 @@ def test_writing_is_paused_above_one_limit_and_resumed_at_the_other(run: Run) ->
 @pytest.mark.parametrize("size", [10, 3_000])
 @pytest.mark.parametrize("waiting", [False, True])
 def test_many_pieces_are_written_in_order(run: Run, waiting: bool, size: int) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: UnixScene) -> None:
         protocol = Recorder()
         peer = scene.connect(protocol)
         before = fill(protocol.transport) if waiting else b""
@@ -340,7 +135,7 @@ def test_many_pieces_are_written_in_order(run: Run, waiting: bool, size: int) ->
 
 
 def test_another_protocol_takes_over_while_it_reads(run: Run) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: UnixScene) -> None:
         second = Recorder()
 
         def hand_over(me: Recorder, data: bytes) -> None:
@@ -363,7 +158,7 @@ def test_another_protocol_takes_over_while_it_reads(run: Run) -> None:
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_what_a_peer_says_waits_while_reading_is_paused(run: Run, at_once: bool) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: UnixScene) -> None:
         protocol = Recorder(made=lambda me: me.transport.pause_reading() if at_once else None)
         peer = scene.connect(protocol, b"first" if at_once else b"")
         protocol.transport.pause_reading()
@@ -385,7 +180,7 @@ def test_what_a_peer_says_waits_while_reading_is_paused(run: Run, at_once: bool)
 def test_a_peer_that_closes_is_read_to_its_end_though_reading_is_paused(
     run: Run, backlog: bytes
 ) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: UnixScene) -> None:
         protocol = Recorder()
         peer = scene.connect(protocol)
         protocol.transport.pause_reading()
@@ -409,7 +204,7 @@ def test_a_peer_that_closes_is_read_to_its_end_though_reading_is_paused(
 
 
 def test_a_close_comes_behind_what_is_written_and_ahead_of_what_is_not(run: Run) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: UnixScene) -> None:
         protocol = Recorder()
         peer = scene.connect(protocol)
         transport = protocol.transport
@@ -432,7 +227,7 @@ def test_a_close_comes_behind_what_is_written_and_ahead_of_what_is_not(run: Run)
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_an_abort_drops_what_waits(run: Run, closed: bool) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: UnixScene) -> None:
         protocol = Recorder()
         peer = scene.connect(protocol)
         protocol.transport.write(MUCH)
@@ -451,7 +246,7 @@ def test_an_abort_drops_what_waits(run: Run, closed: bool) -> None:
 
 @pytest.mark.parametrize("waiting", [False, True])
 def test_our_half_is_ended_behind_what_is_written(run: Run, waiting: bool) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: UnixScene) -> None:
         protocol = Recorder()
         peer = scene.connect(protocol)
         data = MUCH if waiting else b"little"
@@ -475,7 +270,7 @@ def test_our_half_is_ended_behind_what_is_written(run: Run, waiting: bool) -> No
 def test_a_protocol_may_end_it_wherever_it_is_called(
     run: Run, how: Callable[[UnixTransport], None], where: str
 ) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: UnixScene) -> None:
         def end(me: Recorder, *_data: bytes) -> bool:
             me.transport.write(b"bye")
             how(me.transport)
@@ -502,7 +297,7 @@ def test_a_protocol_may_end_it_wherever_it_is_called(
 
 
 def test_who_is_closed_when_it_is_made_reads_nothing(run: Run) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: UnixScene) -> None:
         protocol = Recorder(made=lambda me: me.transport.close())
         scene.connect(protocol, b"ask")
         assert await over(protocol) is None and protocol.got == b""
@@ -515,7 +310,7 @@ def test_who_is_closed_when_it_is_made_reads_nothing(run: Run) -> None:
 
 @pytest.mark.parametrize("waiting", [False, True])
 def test_the_peers_end_ends_it_behind_what_is_written(run: Run, waiting: bool) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: UnixScene) -> None:
         protocol = Recorder()
         peer = scene.connect(protocol)
         data = MUCH if waiting else b""
@@ -531,7 +326,7 @@ def test_the_peers_end_ends_it_behind_what_is_written(run: Run, waiting: bool) -
 
 @pytest.mark.parametrize("waiting", [False, True])
 def test_who_listens_on_is_written_to_until_the_peer_is_gone(run: Run, waiting: bool) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: UnixScene) -> None:
         protocol = Recorder(eof=listens_on)
         peer = scene.connect(protocol)
         peer.shutdown(socket.SHUT_WR)
@@ -550,7 +345,7 @@ def test_who_listens_on_is_written_to_until_the_peer_is_gone(run: Run, waiting: 
 
 
 def test_a_peer_that_is_gone_altogether_is_seen_at_its_end(run: Run) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: UnixScene) -> None:
         seen: list[bool] = []
 
         def eof(me: Recorder) -> bool:
@@ -566,7 +361,7 @@ def test_a_peer_that_is_gone_altogether_is_seen_at_its_end(run: Run) -> None:
 
 
 def test_a_peer_that_leaves_something_unread_is_a_reset(run: Run) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: UnixScene) -> None:
         protocol = Recorder(data=echo)
         peer = scene.connect(protocol, b"ask")
         protocol.transport.pause_reading()
@@ -585,7 +380,7 @@ def test_a_peer_that_leaves_something_unread_is_a_reset(run: Run) -> None:
 def test_a_peer_that_is_gone_ends_what_waits_for_it(run: Run, state: str, how: str) -> None:
     """With the error, once, and after its last words."""
 
-    async def test(scene: Scene) -> None:
+    async def test(scene: UnixScene) -> None:
         protocol = Recorder(eof=listens_on)
         peer = scene.connect(protocol)
         transport = protocol.transport
@@ -614,7 +409,7 @@ def test_a_peer_that_is_gone_ends_what_waits_for_it(run: Run, state: str, how: s
 
 
 def test_a_write_to_a_peer_that_is_gone_loses_nothing_of_what_it_said(run: Run) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: UnixScene) -> None:
         one, other = Recorder(), Recorder()
         for protocol in (one, other):
             peer = scene.connect(protocol)
@@ -638,7 +433,7 @@ def test_a_write_to_a_peer_that_is_gone_loses_nothing_of_what_it_said(run: Run) 
 def test_a_protocol_that_fails_ends_alone(
     run: Run, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: UnixScene) -> None:
         def data(me: Recorder, data: bytes) -> None:
             if where == "first" or data == b"fail":
                 fail()
@@ -667,138 +462,11 @@ def test_a_protocol_that_fails_ends_alone(
 def test_a_connection_without_a_protocol_is_closed(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(scene: Scene) -> None:
+    async def test(scene: UnixScene) -> None:
         makes: list[Callable[[], Recorder]] = [lambda: Recorder(data=echo), fail]
         scene.serve(lambda: makes.pop()())
         bad, good = scene.dial(b""), scene.dial(b"two")
         assert await take(bad) == b"" and await take(good, 3) == b"two"
         assert "a bug" in caplog.text and "NoneType" not in caplog.text
-
-    run(test)
-
-
-# -- the listener ---------------------------------------------------------------------------------
-
-
-def test_more_than_a_batch_is_accepted_and_each_has_its_answer(run: Run) -> None:
-    async def test(scene: Scene) -> None:
-        server = scene.serve(lambda: Recorder(data=echo))
-        clients = [scene.dial(b"%4d" % number) for number in range(3 * ACCEPT_BATCH + 1)]
-        server.event(select.EPOLLIN)
-        assert len(scene.protocols) == ACCEPT_BATCH
-        assert scene.protocols[0].got == b"   0", "read in the same turn"
-        for number, client in enumerate(clients):
-            assert await take(client, 4) == b"%4d" % number
-        assert len(scene.protocols) == len(clients)
-        await scene.sleeps()
-        for client in clients:
-            client.close()
-        for protocol in scene.protocols:
-            assert await over(protocol) is None
-        assert len(scene.poller) == 1
-
-    run(test)
-
-
-@contextlib.contextmanager
-def no_descriptor_is_free() -> Iterator[Callable[[], None]]:
-    """Until the function it gives is called."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken: list[int] = []
-
-    def free() -> None:
-        while taken:
-            os.close(taken.pop())
-
-    highest = max(map(int, os.listdir("/proc/self/fd")))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, hard))
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                taken.append(os.open(os.devnull, os.O_RDONLY))
-        yield free
-    finally:
-        free()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_without_a_free_descriptor_it_is_tried_again_later(
-    run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def test(scene: Scene) -> None:
-        scene.serve(lambda: Recorder(data=echo))
-        open_one, client = scene.dial(b"one"), scene.dial(b"two")
-        assert await take(open_one, 3) == b"one" and await take(client, 3) == b"two"
-        client = scene.dial(b"three")
-        with no_descriptor_is_free() as free:
-            await until(lambda: "cannot accept" in caplog.text, "it waits")
-            due = scene.loop.time() + 3 * EXHAUSTED_SECONDS
-            await until(lambda: scene.loop.time() > due, "it is tried again")
-            open_one.send(b"still")
-            assert await take(open_one, 5) == b"still"
-            free()
-            assert await take(client, 5) == b"three"
-        assert len(caplog.records) == 1, "it is said once"
-        await scene.sleeps()
-
-    run(test)
-
-
-def test_a_listener_that_waits_for_a_descriptor_can_be_closed(
-    run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def test(scene: Scene) -> None:
-        server = scene.serve(Recorder)
-        client = scene.dial(b"one")
-        with no_descriptor_is_free():
-            await until(lambda: "cannot accept" in caplog.text, "it waits")
-            server.close()
-        due = scene.loop.time() + 2 * EXHAUSTED_SECONDS
-        await until(lambda: scene.loop.time() > due, "it would have been tried again")
-        with pytest.raises(ConnectionResetError):
-            client.recv(1)
-        assert scene.protocols == []
-
-    run(test)
-
-
-def test_connections_go_on_when_their_listener_is_closed(run: Run) -> None:
-    async def test(scene: Scene) -> None:
-        server = scene.serve(lambda: Recorder(data=echo))
-        client = scene.dial(b"one")
-        assert await take(client, 3) == b"one"
-        before = descriptors()
-        server.close()
-        server.close()
-        assert descriptors() == before - 1
-        with pytest.raises(ConnectionRefusedError):
-            scene.dial(b"two")
-        client.send(b"still")
-        assert await take(client, 5) == b"still"
-
-    run(test)
-
-
-def test_a_listener_that_is_closed_within_a_batch_accepts_no_more(run: Run) -> None:
-    async def test(scene: Scene) -> None:
-        server = scene.serve(lambda: Recorder(made=lambda me: server.close()))
-        clients = [scene.dial(b"") for _ in range(3)]
-        await until(lambda: bool(scene.protocols), "one is accepted")
-        with pytest.raises(ConnectionResetError):
-            await take(clients[1])
-        assert len(scene.protocols) == 1
-
-    run(test)
-
-
-def test_who_listens_on_the_same_socket_is_no_matter_of_a_closed_listener(run: Run) -> None:
-    async def test(scene: Scene) -> None:
-        sock = scene.open()
-        first = scene.serve(Recorder, sock.dup())
-        first.close()
-        client = scene.dial(b"one")
-        await scene.sleeps()
-        scene.serve(lambda: Recorder(data=echo), sock.dup())
-        assert await take(client, 3) == b"one"
 
     run(test)
