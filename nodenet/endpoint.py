@@ -45,6 +45,12 @@ def format_endpoint(address: IPAddress, port: int) -> str:
     return f"{address}:{port}"
 
 
+def format_host_port(host: str, port: int) -> str:
+    """As `format_endpoint`, of text: an address as the kernel gives it, or a name."""
+    host = host.removeprefix("::ffff:") if "." in host else host
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def format_raw_endpoint(raw: bytes, port: int) -> str:
     """As `format_endpoint`, from 16 bytes in network order: the fast way for many rows.
 

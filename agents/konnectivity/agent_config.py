@@ -120,7 +120,7 @@ def load(arguments: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
     return AgentConfig(
         agent_id=_agent_id(flags, environ),
         identifiers=_identifiers(flags.text("agent-identifiers")),
-        server_host=flags.text("proxy-server-host"),
+        server_host=_server_host(flags),
         server_port=flags.number("proxy-server-port"),
         ca_cert=ca_cert,
         cert=cert,
@@ -163,7 +163,7 @@ def _check(flags: Parsed) -> None:
         raise UsageError("--drain-timeout is negative")
     if flags.text("server-count-source") not in ("", "default", "max"):
         raise UsageError("--server-count-source is neither default nor max")
-    host = flags.text("proxy-server-host")
+    host = _server_host(flags)
     if not host:
         raise UsageError("--proxy-server-host is empty")
     if not _is_host(host):
@@ -176,6 +176,12 @@ def _check(flags: Parsed) -> None:
     for name in flags.list("alpn-proto"):
         if not (name.isascii() and len(name) < 256):
             raise UsageError(f"--alpn-proto={name}: not a protocol name")
+
+
+def _server_host(flags: Parsed) -> str:
+    """Without the brackets of an IPv6 address, which it may have."""
+    text = flags.text("proxy-server-host")
+    return text[1:-1] if text.startswith("[") and text.endswith("]") and ":" in text else text
 
 
 def _is_host(text: str) -> bool:

@@ -14,6 +14,7 @@ from nodenet.agents.konnectivity.agent_config import AgentConfig
 from nodenet.agents.konnectivity.agent_remote import Sockets
 from nodenet.agents.konnectivity.agent_resolver import literal
 from nodenet.agents.konnectivity.agent_stream import ConnectFailed, ServerStream, State
+from nodenet.endpoint import format_host_port
 from nodenet.konnectivity.agent_sync import Sync
 from nodenet.konnectivity.agent_tunnel import Counts
 from nodenet.rpc.status import Code
@@ -158,7 +159,7 @@ class ClientSet:
         self._know((address[0], address[1]) for _, address in found)
 
     def _know(self, addresses: Iterable[tuple[str, int]]) -> None:
-        found = {_text(host, port): (host, port) for host, port in addresses}
+        found = {format_host_port(host, port): (host, port) for host, port in addresses}
         if found.keys() - self.sync.addresses:
             self._changed.set()
         self.sync.set_addresses(list(found))
@@ -251,7 +252,3 @@ class ClientSet:
     def _live(self, but: ServerStream) -> list[ServerStream]:
         """Streams whose servers have not said that they go."""
         return [s for s in self.streams if s is not but and s.state is State.READY]
-
-
-def _text(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

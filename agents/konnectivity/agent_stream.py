@@ -16,6 +16,7 @@ from nodenet.agents.konnectivity.agent_config import AgentConfig
 from nodenet.agents.konnectivity.agent_remote import Sockets, StreamRemotes
 from nodenet.agents.konnectivity.agent_resolver import literal
 from nodenet.agents.konnectivity.tls_transport import connect_tls
+from nodenet.endpoint import format_host_port
 from nodenet.errors import NodenetError
 from nodenet.konnectivity import extensions
 from nodenet.konnectivity.agent_core import AgentCore
@@ -92,7 +93,7 @@ class ServerStream(CallHandler):
 
     async def connect(self, host: str, port: int) -> None:
         """Connects to an address and opens the call. ConnectFailed; nothing is left open then."""
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.address = format_host_port(host, port)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await self._connect(host, port)
@@ -114,7 +115,7 @@ class ServerStream(CallHandler):
         config = self._config
         context = await self._loop.run_in_executor(None, agent_tls.context, config)
         token = await self._loop.run_in_executor(None, agent_tls.token, config)
-        authority = f"{config.server_host}:{config.server_port}"
+        authority = format_host_port(config.server_host, config.server_port)
         self._protocol = protocol = await connect_tls(
             self._sockets.poller,
             await self._socket(host, port),
@@ -249,6 +250,8 @@ class ServerStream(CallHandler):
         """Ends the stream and its connection now; remotes are reset."""
         if not self._answer.done():
             self._answer.cancel(text)
+        elif not self._answer.cancelled():
+            self._answer.exception()  # a connection may be lost before anybody waits for that
         self._end(None)
         if self._protocol is not None:
             self._protocol.close()

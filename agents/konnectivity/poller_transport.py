@@ -124,7 +124,7 @@ class PollerTransport(asyncio.Transport):
         *,
         direct: bool = False,
     ) -> None:
-        """``direct``: see `Poller.add_direct`; it must never pause reading then."""
+        """``direct``: see `Poller.add_direct`."""
         self._direct = direct
         self._loop = loop
         self._poller = poller

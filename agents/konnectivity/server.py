@@ -24,6 +24,7 @@ from nodenet.agents.konnectivity.server_listeners import (
     open_listening,
 )
 from nodenet.agents.ztunnel.poller import Poller
+from nodenet.endpoint import format_host_port
 from nodenet.konnectivity import extensions
 from nodenet.konnectivity.packets import AGENT_METHOD, PROXY_METHOD
 from nodenet.konnectivity.server_core import TICK_SECONDS, ServerCore
@@ -289,6 +290,7 @@ class Server:
             protocol.abort("server is shutting down")
         for sock in list(self.frontends.sockets):
             sock.transport.abort()
+        self.poller.cut()  # handshakes under way, and who was refused and has not gone yet
         # transports tell their protocols in the next turn
         await asyncio.sleep(0)
 
@@ -298,5 +300,4 @@ def _address(protocol: RpcProtocol) -> str:
     found = protocol.transport.get_extra_info("peername")
     if not isinstance(found, tuple):
         return "unix"
-    host = str(found[0]).removeprefix("::ffff:")
-    return f"[{host}]:{found[1]}" if ":" in host else f"{host}:{found[1]}"
+    return format_host_port(found[0], found[1])

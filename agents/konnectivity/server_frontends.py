@@ -273,8 +273,7 @@ class ConnectProtocol(asyncio.BufferedProtocol):
         tunnel, self.tunnel = self.tunnel, None
         if tunnel is not None:
             tunnel.close(self._loop.time())
-        # a TLS transport keeps this protocol's methods, and half a megabyte of buffers with them:
-        # without this only the garbage collector ends the two
+        # the two hold each other: without this only the garbage collector ends them
         self.transport = GONE
 
     def pause_writing(self) -> None:

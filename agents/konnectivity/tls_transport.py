@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 
 from nodenet.agents.konnectivity.poller_transport import Acceptor, PollerTransport
 from nodenet.agents.ztunnel.poller import Poller
+from nodenet.endpoint import format_host_port
 from nodenet.rpc.call import Buffer
 from nodenet.tls.context import Context
 from nodenet.tls.engine import TAKE_BYTES, WRITE_BYTES, Engine
@@ -27,7 +28,7 @@ from nodenet.tls.errors import HandshakeFailed, PeerLeft, TlsError
 
 #: Seconds a handshake may take, from the first byte to the last.
 HANDSHAKE_SECONDS: Final = 10.0
-#: For a peer's end after ours.
+#: For a peer's end after ours, and for taking some of what waits before it.
 SHUTDOWN_SECONDS: Final = 5.0
 #: Ciphertext of one read(2).
 READ_BYTES: Final = 256 << 10
@@ -148,10 +149,9 @@ async def connect_tls(
 
 def _name(peer: Callable[[], tuple[Any, ...]]) -> str:
     try:
-        host, port = peer()[:2]
+        return format_host_port(*peer()[:2])
     except OSError:
         return "somebody who has gone"
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _nobody(_error: Exception) -> None:
@@ -259,7 +259,7 @@ class TlsTransport(PollerTransport):
             self._fail(error)
             return False
         self._take()
-        if not done or self._over:
+        if not done or self._over or self._deaf is not None:
             return False
         self._protocol = factory()
         self._factory, self._failed = None, _nobody
@@ -506,10 +506,12 @@ class TlsTransport(PollerTransport):
     def _write_failed(self, error: OSError) -> None:
         # not within a call of the protocol; nor can a handshake end within its own step
         self._drop()
-        heard = self._closing or self._peer_ended or not self._reading
         if self._factory is not None:
+            self._deaf = error
             self._loop.call_soon(self._fail, error)
-        elif heard or not isinstance(error, ConnectionError):
+        elif self._peer_ended:
+            self._end_soon(None)  # it wanted no more
+        elif self._closing or not self._reading or not isinstance(error, ConnectionError):
             self._end_soon(error)
         else:
             # the kernel has what the peer said before, and then tells of its end
@@ -551,9 +553,26 @@ class TlsTransport(PollerTransport):
         if self._closing:
             return
         self._closing = True
+        if self._out and not self._cipher:
+            # it waited for the rest of a message, and nothing is read any more
+            self._encrypt()
+            if not self._cipher:
+                self._drop()
         self._watch()
-        if not (self._out or self._cipher):
-            self._say_goodbye()
+        self._bound()
+        self._say_goodbye()
+
+    def _bound(self) -> None:
+        """The end comes, unless what waits gets less."""
+        self._cancel_timer()
+        waiting = self.get_write_buffer_size()
+        self._timer = self._loop.call_later(SHUTDOWN_SECONDS, self._bounded, waiting)
+
+    def _bounded(self, before: int) -> None:
+        if self.get_write_buffer_size() < before:
+            self._bound()
+        else:
+            self._end(None)
 
     def _say_goodbye(self) -> None:
         """Everything is written: close_notify, FIN, and a while for the peer to end as well."""
@@ -567,12 +586,13 @@ class TlsTransport(PollerTransport):
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError as error:
-            self._end_soon(error)
+            # one that ended first may be gone already, which is no fault
+            self._end_soon(None if self._peer_ended else error)
             return
         if self._peer_ended:
             self._end_soon(None)
             return
-        self._timer = self._loop.call_later(SHUTDOWN_SECONDS, self._end, None)
+        self._bound()
         self._watch()
 
     def _stop(self) -> None:

@@ -70,6 +70,11 @@ class Poller:
         self._end_of_turn()
         self._epoll.close()
 
+    def cut(self) -> None:
+        """Ends what every target has."""
+        for target in list(self._targets.values()):
+            target.broken()
+
     def __len__(self) -> int:
         """How many sockets are watched."""
         return len(self._targets)

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from nodenet.cli.style import Style
 from nodenet.cli.tables import printable
 from nodenet.cli.ztunnel_ask import Asked, NoZtunnel, OfItsOwn, fetched, own
+from nodenet.endpoint import format_host_port
 from nodenet.errors import NodenetError, NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def _step(step: Step, width: int) -> list[str]:
 def _end(end: End) -> str:
     address = end.address
     if end.port is not None:
-        address = f"[{address}]:{end.port}" if ":" in address else f"{address}:{end.port}"
+        address = format_host_port(address, end.port)
     return f"{end.name} ({address})" if end.name else address
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import h11
 
+from nodenet.endpoint import format_host_port
 from nodenet.errors import NodenetError, NotFound
 
 #: An answer is a dump of at most some 100,000 workloads of 1 KB.
@@ -41,7 +42,7 @@ class TcpAddress:
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return format_host_port(self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True)

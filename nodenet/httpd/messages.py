@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from nodenet.endpoint import format_host_port
+
 TEXT: Final = "text/plain; charset=utf-8"
 JSON: Final = "application/json"
 HTML: Final = "text/html; charset=utf-8"
@@ -29,9 +31,7 @@ class Peer:
     def __str__(self) -> str:
         if self.over_unix:
             return f"pid {self.pid} (uid {self.uid})"
-        return (
-            f"[{self.host}]:{self.port}" if ":" in (self.host or "") else f"{self.host}:{self.port}"
-        )
+        return format_host_port(self.host or "", self.port or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

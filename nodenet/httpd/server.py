@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final, Self
 
+from nodenet.endpoint import format_host_port
 from nodenet.httpd.connection import ClientConnection, Limits, linger
 from nodenet.httpd.messages import Peer
 from nodenet.httpd.routes import Routes
@@ -185,5 +186,4 @@ class HttpServer:
 def _address(listener: socket.socket | UnixListener) -> str:
     if isinstance(listener, UnixListener):
         return str(listener.path)
-    host, port = listener.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return format_host_port(*listener.getsockname()[:2])

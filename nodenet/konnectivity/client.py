@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Protocol, Self
 
+from nodenet.endpoint import format_host_port
 from nodenet.errors import UsageError
 from nodenet.konnectivity.errors import KonnectivityError
 from nodenet.konnectivity.tls_files import TlsUnusable, load_authorities, load_pair
@@ -121,7 +122,7 @@ class Server:
     def __str__(self) -> str:
         if self.path is not None:
             return f"unix:{self.path}"
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return format_host_port(self.host, self.port)
 
 
 def parse_server(text: str, tls: TlsFiles | None = None) -> Server:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import h11
 
+from nodenet.endpoint import format_host_port
 from nodenet.errors import UsageError
 from nodenet.konnectivity.client import Mode, Server, Stream, TunnelLost, dial
 from nodenet.konnectivity.tls_stream import TlsStream
@@ -37,7 +38,7 @@ class Url:
     @property
     def address(self) -> str:
         """What is dialled."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return format_host_port(self.host, self.port)
 
 
 def parse_url(text: str) -> Url:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from nodenet.endpoint import format_host_port
 from nodenet.errors import NodenetError
 
 #: Where a pod finds its service account (client-go: rest/config.go, InClusterConfig).
@@ -50,7 +51,7 @@ class Access:
     """The file all this was read from; it is read again when it changes (`current`)."""
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return format_host_port(self.host, self.port)
 
     def files(self) -> list[Path]:
         """What may change under us."""

@@ -53,7 +53,8 @@ class Side(Enum):
 class Context:
     """See the module. A server asks for no certificate until it knows authorities.
 
-    A server takes a peer that offers none of its ALPN names all the same, as Go's does.
+    A server takes a peer that offers none of its ALPN names all the same; Go's does only when the
+    peer offers none at all.
     """
 
     def __init__(
@@ -70,6 +71,9 @@ class Context:
         self.openssl = context = SSL.Context(method)
         """What an `engine.Engine` is made of."""
         context.set_options(_OPTIONS)
+        store = context.get_cert_store()
+        assert store is not None, "a context has one"
+        store.set_flags(crypto.X509StoreFlags.PARTIAL_CHAIN)
         context.clear_mode(_PARTIAL_WRITE)
         context.set_mode(SSL.MODE_RELEASE_BUFFERS)
         context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
@@ -108,6 +112,7 @@ class Context:
     def load_verify_locations(self, cafile: Path) -> None:
         """Believes these authorities; a server asks for certificates from then on.
 
+        Whatever is in the file is believed, as by Go, be it signed by another authority or not.
         Blocking; CredentialsUnusable, OSError.
         """
         _readable(cafile)

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from OpenSSL import SSL, version
 
+from nodenet.endpoint import unmapped
 from nodenet.errors import NotSupported
 from nodenet.tls.context import Context, Side, Verdict, reason
 from nodenet.tls.errors import HandshakeFailed, PeerLeft, RecordsBroken
@@ -108,7 +109,7 @@ class Engine:
         """Whom the peer's certificate must name (RFC 9525)."""
         param = _lib.SSL_get0_param(self._ssl)
         try:
-            address = ipaddress.ip_address(name).packed
+            address = unmapped(ipaddress.ip_address(name)).packed
         except ValueError:
             host = _ascii(name)
             flags = _NO_PARTIAL_WILDCARDS | _NEVER_CHECK_SUBJECT
@@ -131,7 +132,7 @@ class Engine:
             self._connection.do_handshake()
         except SSL.WantReadError:
             return False
-        except SSL.SysCallError as error:
+        except (SSL.SysCallError, SSL.ZeroReturnError) as error:
             raise PeerLeft("the peer closed the connection") from error
         except SSL.Error as error:
             raise self._verdict.error(reason(error)) from error
@@ -168,6 +169,7 @@ class Engine:
         ``fed`` is fed before. Call it again unless `drained` or `ended`. RecordsBroken, behind what
         came before.
         """
+        assert len(room) >= RECORD_BYTES, "there is no room for a record"
         if self._broken is not None:
             raise RecordsBroken(self._broken)
         if fed is not None:
@@ -236,6 +238,7 @@ class Engine:
 
 def _ascii(name: str) -> bytes:
     """A host's name as certificates and the handshake have it. HandshakeFailed."""
+    name = name.removesuffix(".")  # that of an absolute one, which neither has (RFC 6066 section 3)
     try:
         host = name.encode("ascii" if name.isascii() else "idna")
     except UnicodeError as error:

@@ -41,13 +41,15 @@ class Certificates:
 class Authority:
     """A CA that lives as long as a test."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, issuer: Authority | None = None) -> None:
+        """Signed by itself, or by ``issuer``."""
         self.key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name(name)
-        self._certificate = self._builder(self._name, self.key, -MINUTES, 2 * DAY).add_extension(
-            x509.BasicConstraints(ca=True, path_length=0), critical=True
+        signer = issuer or self
+        builder = signer._builder(self._name, self.key, -MINUTES, 2 * DAY).add_extension(
+            x509.BasicConstraints(ca=True, path_length=None), critical=True
         )
-        self.certificate = self._certificate.sign(self.key, hashes.SHA256())
+        self.certificate = builder.sign(signer.key, hashes.SHA256())
 
     def write(self, path: Path) -> Path:
         """The CA's certificate as a file."""

@@ -12,6 +12,7 @@ from nodenet import abi
 from nodenet.endpoint import (
     Endpoint,
     format_endpoint,
+    format_host_port,
     format_raw_endpoint,
     parse_endpoint,
     parse_port,
@@ -33,6 +34,21 @@ V4, V6 = ipaddress.IPv4Address, ipaddress.IPv6Address
 def test_format(address: abi.IPAddress, text: str) -> None:
     assert format_endpoint(address, 80) == text
     assert format_raw_endpoint(abi.pack_ip(address), 80) == text
+
+
+@pytest.mark.parametrize(
+    ("host", "text"),
+    [
+        ("10.0.0.1", "10.0.0.1:80"),
+        ("fd00::1", "[fd00::1]:80"),
+        ("::ffff:10.0.0.1", "10.0.0.1:80"),
+        ("::ffff:0:1", "[::ffff:0:1]:80"),
+        ("fe80::1%eth0", "[fe80::1%eth0]:80"),
+        ("svc.ns", "svc.ns:80"),
+    ],
+)
+def test_format_of_text(host: str, text: str) -> None:
+    assert format_host_port(host, 80) == text
 
 
 @given(st.ip_addresses(), st.integers(1, 65535))

@@ -69,6 +69,9 @@ def asked(
         ("127.0.0.1", "127.0.0.1"),
         ("::1", "0:0:0:0:0:0:0:1"),
         ("fd00::0001", "fd00::1"),
+        ("::ffff:127.0.0.1", "127.0.0.1"),
+        ("localhost.", "localhost"),
+        ("a.example.com.", "*.example.com"),
     ],
 )
 def test_a_server_is_known_by_each_name_of_its_certificate(
@@ -135,7 +138,20 @@ def test_a_name_that_is_nobodys_takes_nothing_from_the_others(
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "*", ".example.com", "*.example.com", "a b", "12345", "ho/st", "127.0.0.1 "]
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "*",
+        ".example.com",
+        "*.example.com",
+        "a..",
+        "a b",
+        "12345",
+        "ho/st",
+        "127.0.0.1 ",
+    ],
 )
 def test_what_can_be_no_servers_name_is_nobodys(tmp_path: Path, name: str) -> None:
     with pytest.raises(HandshakeFailed):  # when it is made, or when it has seen the certificate
@@ -144,7 +160,8 @@ def test_what_can_be_no_servers_name_is_nobodys(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "heard"), [("localhost", "localhost"), ("127.0.0.1", None), ("::1", None)]
+    ("name", "heard"),
+    [("localhost", "localhost"), ("localhost.", "localhost"), ("127.0.0.1", None), ("::1", None)],
 )
 def test_a_server_hears_for_whom_it_is_taken(
     certs: Certificates, name: str, heard: str | None
@@ -244,6 +261,30 @@ def test_several_authorities_are_believed(certs: Certificates, tmp_path: Path) -
     server = our_server(certs.server, both)
     for pair in (certs.client, certs.foreign_client):
         connect(Theirs(their_client(certs.ca, pair), "localhost"), Ours(Engine(server)))
+
+
+@pytest.mark.parametrize("believed", ["root", "intermediate", "the certificate itself"])
+def test_whatever_is_in_the_file_of_authorities_is_believed(tmp_path: Path, believed: str) -> None:
+    """As by Go: who has a CA that another one signed gives that CA, and not the other one."""
+    root = Authority("root")
+    middle = Authority("middle", issuer=root)
+    pair = middle.issue(tmp_path, "localhost", "localhost")
+    leaf = pair.cert.read_bytes()
+    pair.cert.write_bytes(leaf + middle.write(tmp_path / "middle").read_bytes())
+    match believed:
+        case "root":
+            ca = root.write(tmp_path / "ca")
+        case "intermediate":
+            ca = middle.write(tmp_path / "ca")
+        case _:
+            ca = tmp_path / "ca"
+            ca.write_bytes(leaf)
+    connect(Ours(Engine(our_client(ca), "localhost")), Theirs(their_server(pair)))
+    theirs = their_client(root.write(tmp_path / "root"), pair)
+    connect(Theirs(theirs, "localhost"), Ours(Engine(our_server(pair, ca))))
+    stranger = Authority("other").issue(tmp_path, "stranger", "localhost")
+    error, _ = outcome(Ours(Engine(our_client(ca), "localhost")), Theirs(their_server(stranger)))
+    assert type(error) is PeerUntrusted
 
 
 def test_a_client_believes_nobody_by_itself(certs: Certificates) -> None:

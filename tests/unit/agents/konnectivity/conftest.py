@@ -25,9 +25,3 @@ def run_tls(request: pytest.FixtureRequest, certs: Certificates) -> Run:
 def run_tls_twice(request: pytest.FixtureRequest, certs: Certificates) -> Run:
     """Runs a test in two modes that have nothing in common."""
     return running(request.param, certs)
-
-
-@pytest.fixture(params=[mode for mode in MODES if not mode.direct], ids=str)
-def run_tls_pausing(request: pytest.FixtureRequest, certs: Certificates) -> Run:
-    """Runs a test in those modes in which reading may be paused."""
-    return running(request.param, certs)

@@ -30,7 +30,13 @@ class Forger:
 
     def key_update(self) -> bytes:
         """Takes new keys and asks the other end for new ones of its own."""
-        made = self.record(b"\x18\0\0\1\1", 22)
+        return self._updated(self.record(b"\x18\0\0\1\1", 22))
+
+    def key_update_in_two(self) -> tuple[bytes, bytes]:
+        """The same, in two records."""
+        return self.record(b"\x18\0\0\1", 22), self._updated(self.record(b"\1", 22))
+
+    def _updated(self, made: bytes) -> bytes:
         self._secret = self._derive(b"traffic upd", 48)
         self._new_keys()
         return made

@@ -138,6 +138,8 @@ def test_a_keepalive_that_a_go_server_counts_as_abuse_is_raised(certs: Certifica
         (["--proxy-server-host="], "--proxy-server-host is empty"),
         (["--drain-timeout=-1s"], "--drain-timeout is negative"),
         (["--proxy-server-host=.foo"], "--proxy-server-host=.foo: neither a name nor an"),
+        (["--proxy-server-host=[a]"], "--proxy-server-host=[a]: neither a name nor an"),
+        (["--proxy-server-host=[a:1]"], "--proxy-server-host=a:1: neither a name nor an"),
         (["--proxy-server-host=a b"], "--proxy-server-host=a b: neither a name nor an"),
         (["--proxy-server-host=https://a"], "--proxy-server-host=https://a: neither a"),
         (["--proxy-server-host=a:8091"], "--proxy-server-host=a:8091: neither a name"),
@@ -159,6 +161,10 @@ def test_refusals(certs: Certificates, flags: Sequence[str], text: str) -> None:
 @pytest.mark.parametrize("host", ["a", "a.b.c.", "10.0.0.1", "fd00::1", "node_1.x-y", "fe80::1%lo"])
 def test_hosts(certs: Certificates, host: str) -> None:
     assert config(certs, f"--proxy-server-host={host}").server_host == host
+
+
+def test_an_ipv6_address_may_have_brackets(certs: Certificates) -> None:
+    assert config(certs, "--proxy-server-host=[fd00::1]").server_host == "fd00::1"
 
 
 def test_the_ca_is_needed() -> None:

@@ -8,15 +8,18 @@ import gc
 import os
 import resource
 import socket
+import ssl
+import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from nodenet.agents.konnectivity import agent_remote
-from nodenet.agents.konnectivity.agent_remote import Remote
+from nodenet.agents.konnectivity.agent_remote import Remote, Sockets
 from nodenet.agents.konnectivity.agent_set import ClientSet
-from nodenet.konnectivity.agent_tunnel import Tunnel
+from nodenet.agents.konnectivity.agent_stream import ConnectFailed, ServerStream
+from nodenet.konnectivity.agent_tunnel import Counts, Tunnel
 from nodenet.konnectivity.extensions import NONE, OURS, Extensions
 from nodenet.konnectivity.packets import (
     CloseDial,
@@ -160,6 +163,48 @@ def test_dials_that_fail(certs: Certificates, address: str, error: str) -> None:
             answer = await stream.next()
             assert isinstance(answer, DialResponse) and answer.random == 9
             assert answer.error.startswith(error.format(closed=closed))
+
+    run(work())
+
+
+def test_servers_that_go_right_behind_the_handshake_are_failures_and_nothing_else(
+    certs: Certificates,
+) -> None:
+    """Who dials hears of a connection that is lost before it is told that there is one."""
+
+    def serve(listener: socket.socket) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certs.server.cert, certs.server.key)
+        context.maximum_version = ssl.TLSVersion.TLSv1_2  # the server's is the last word
+        for _ in range(10):
+            accepted, _ = listener.accept()
+            with context.wrap_socket(accepted, server_side=True) as sock:
+                linger = struct.pack("ii", 1, 0)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        complaints: list[str] = []
+        loop.set_exception_handler(lambda _loop, context: complaints.append(context["message"]))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+            serving = loop.run_in_executor(None, serve, listener)
+            sockets = Sockets(loop)
+            try:
+                for _ in range(10):
+                    stream = ServerStream(
+                        config_for(certs, port), sockets, Counts(), lambda stream: None
+                    )
+                    with pytest.raises(ConnectFailed, match=f"127.0.0.1:{port}: "):
+                        await stream.connect("127.0.0.1", port)
+                    del stream
+                await serving
+                await until(lambda: not len(sockets.poller), "every connection is over")
+            finally:
+                sockets.close()
+        gc.collect()
+        await asyncio.sleep(0)
+        assert complaints == []
 
     run(work())
 

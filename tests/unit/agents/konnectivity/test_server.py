@@ -22,6 +22,7 @@ from nodenet.rpc.aio import RpcProtocol
 from nodenet.rpc.call import Call
 from nodenet.rpc.connection import Connection
 from nodenet.rpc.status import Code, Status
+from tests.interop.certificates import Certificates
 from tests.unit.agents.konnectivity.agent_scene import run, until
 from tests.unit.agents.konnectivity.server_wire import (
     Wire,
@@ -29,6 +30,7 @@ from tests.unit.agents.konnectivity.server_wire import (
     fake_agent,
     nothing_left,
     proxy_stream,
+    server_tls,
     serving,
 )
 
@@ -137,6 +139,21 @@ def test_the_end_cuts_who_does_not_listen(tmp_path: Path) -> None:
                 await server._say_goodbye()
                 assert loop.time() - began < 3
                 assert not server.frontends.sockets and not server.connections
+
+    run(test())
+
+
+def test_the_end_cuts_who_is_in_the_middle_of_a_handshake(
+    tmp_path: Path, certs: Certificates
+) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, agent_tls=server_tls(certs)) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.agent_port)
+            await until(lambda: len(server.poller) == 3, "it is accepted")
+        assert len(server.poller) == 0
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
 
     run(test())
 

@@ -75,9 +75,7 @@ def test_much_goes_both_ways(run_tls: Run, link: Link) -> None:
 
 
 @versions
-def test_much_goes_both_ways_under_flow_control(
-    run_tls_pausing: Run, version: ssl.TLSVersion
-) -> None:
+def test_much_goes_both_ways_under_flow_control(run_tls: Run, version: ssl.TLSVersion) -> None:
     async def test(scene: TlsScene) -> None:
         held: list[int] = []
 
@@ -100,7 +98,7 @@ def test_much_goes_both_ways_under_flow_control(
         assert not protocol.transport.get_write_buffer_size()
         await scene.sleeps()
 
-    run_tls_pausing(test)
+    run_tls(test)
 
 
 @links
@@ -320,9 +318,7 @@ def test_another_protocol_takes_over_while_it_reads(run_tls: Run) -> None:
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_what_a_peer_says_waits_while_reading_is_paused(
-    run_tls_pausing: Run, at_once: bool
-) -> None:
+def test_what_a_peer_says_waits_while_reading_is_paused(run_tls: Run, at_once: bool) -> None:
     async def test(scene: TlsScene) -> None:
         protocol = Recorder(made=lambda me: me.transport.pause_reading() if at_once else None)
         peer = await scene.connect(protocol)
@@ -337,14 +333,14 @@ def test_what_a_peer_says_waits_while_reading_is_paused(
         assert await over(protocol) is None
         assert protocol.got == b"last" and protocol.ends == 1
 
-    run_tls_pausing(test)
+    run_tls(test)
 
 
 @pytest.mark.parametrize(
     ("how", "version"), [("listens", TLS13), ("says it ends", TLS12), ("ends", TLS13)]
 )
 def test_reading_that_is_paused_in_the_middle_of_a_read_loses_nothing(
-    run_tls_pausing: Run, how: str, version: ssl.TLSVersion
+    run_tls: Run, how: str, version: ssl.TLSVersion
 ) -> None:
     data = MUCH[:400_000]  # more than one read(2)
 
@@ -373,10 +369,10 @@ def test_reading_that_is_paused_in_the_middle_of_a_read_loses_nothing(
         assert protocol.ends == (how != "listens")
         assert digest(protocol.got) == digest(data)
 
-    run_tls_pausing(test)
+    run_tls(test)
 
 
-def test_reading_may_be_paused_and_resumed_within_one_call(run_tls_pausing: Run) -> None:
+def test_reading_may_be_paused_and_resumed_within_one_call(run_tls: Run) -> None:
     async def test(scene: TlsScene) -> None:
         def data(me: Recorder, data: bytes) -> None:
             for _ in range(3):
@@ -390,10 +386,10 @@ def test_reading_may_be_paused_and_resumed_within_one_call(run_tls_pausing: Run)
         assert await over(protocol) is None
         assert digest(protocol.got) == digest(MUCH) and protocol.ends == 1
 
-    run_tls_pausing(test)
+    run_tls(test)
 
 
-def test_reading_that_is_paused_again_at_once_brings_nothing(run_tls_pausing: Run) -> None:
+def test_reading_that_is_paused_again_at_once_brings_nothing(run_tls: Run) -> None:
     async def test(scene: TlsScene) -> None:
         protocol = Small(data=lambda me, data: me.transport.pause_reading())
         peer = await scene.connect(protocol)
@@ -405,12 +401,12 @@ def test_reading_that_is_paused_again_at_once_brings_nothing(run_tls_pausing: Ru
         await scene.sleeps()
         assert len(protocol.got) == size
 
-    run_tls_pausing(test)
+    run_tls(test)
 
 
 @pytest.mark.parametrize("how", [TlsTransport.close, TlsTransport.abort])
 def test_who_ends_it_while_reading_is_paused_hears_no_more(
-    run_tls_pausing: Run, how: Callable[[TlsTransport], None]
+    run_tls: Run, how: Callable[[TlsTransport], None]
 ) -> None:
     async def test(scene: TlsScene) -> None:
         protocol = Small(data=lambda me, data: me.transport.pause_reading())
@@ -425,13 +421,13 @@ def test_who_ends_it_while_reading_is_paused_hears_no_more(
         assert await over(protocol) is None
         assert len(protocol.got) == size and protocol.ends == 0
 
-    run_tls_pausing(test)
+    run_tls(test)
 
 
 @pytest.mark.parametrize("waiting", [False, True])
 @pytest.mark.parametrize("middle", [False, True])
 def test_a_reset_is_noticed_while_reading_is_paused(
-    run_tls_pausing: Run, middle: bool, waiting: bool
+    run_tls: Run, middle: bool, waiting: bool
 ) -> None:
     async def test(scene: TlsScene) -> None:
         protocol = Small(data=lambda me, data: me.transport.pause_reading())
@@ -450,7 +446,7 @@ def test_a_reset_is_noticed_while_reading_is_paused(
         protocol.transport.resume_reading()
         await scene.sleeps()
 
-    run_tls_pausing(test)
+    run_tls(test)
 
 
 # -- the end, from here ---------------------------------------------------------------------------

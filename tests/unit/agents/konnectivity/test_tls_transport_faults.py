@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
+import os
 import socket
 import ssl
+from _socket import socket as RawSocket
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from OpenSSL import SSL
@@ -96,19 +99,19 @@ def test_a_flood_of_key_updates_makes_nothing_wait(run_tls_twice: Run, tmp_path:
     run_tls_twice(test)
 
 
-@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("how", ["goes on", "resets", "ends", "we close", "we close at last"])
 def test_a_message_of_the_handshake_may_come_in_two_records(
-    run_tls_twice: Run, tmp_path: Path, cut: bool
+    run_tls: Run, tmp_path: Path, how: str
 ) -> None:
     """What is written in between waits for the rest of it (RFC 8446 section 5.1)."""
 
     async def test(scene: TlsScene) -> None:
-        scene.serve(Recorder)
+        scene.serve(lambda: Recorder(data=lambda me, data: me.transport.close()))
         peer, secrets = await telling(scene, tmp_path, TLS13)
         (secret,) = (line.split()[2] for line in secrets if "CLIENT_TRAFFIC_SECRET_0" in line)
         forger = Forger(bytes.fromhex(secret))
         (protocol,) = scene.protocols
-        first = forger.record(b"\x18\0\0\1", 22)
+        first, second = forger.key_update_in_two()
         await scene.loop.sock_sendall(peer.sock, first)
         await scene.sleeps()
         protocol.transport.write(b"between")
@@ -116,17 +119,30 @@ def test_a_message_of_the_handshake_may_come_in_two_records(
         await scene.sleeps()
         assert protocol.transport.get_write_buffer_size() == 7 + len(MUCH)
         assert protocol.flow == ["pause"] and protocol.lost == []
-        if cut:
+        if how == "resets":
             peer.reset()
             assert isinstance(await over(protocol), ConnectionError)
             return
-        await scene.loop.sock_sendall(peer.sock, forger.record(b"\1", 22))
+        if how == "we close":
+            protocol.transport.close()
+        if how in ("ends", "we close"):  # nobody can write what waits any more
+            peer.sock.shutdown(socket.SHUT_WR)
+            assert await over(protocol) is None
+            return
+        await scene.loop.sock_sendall(
+            peer.sock, second if how == "goes on" else second + forger.record(b"close", 23)
+        )
         assert digest(await peer.take(7 + len(MUCH))) == digest(b"between" + MUCH)
+        if how == "we close at last":
+            assert await peer.take() == b""
+            await peer.finish()
+            assert await over(protocol) is None
+            return
         protocol.transport.write(b"behind")
         assert await peer.take(6) == b"behind" and protocol.lost == []
         assert protocol.flow == ["pause", "resume"]
 
-    run_tls_twice(test)
+    run_tls(test)
 
 
 def test_a_peer_that_asks_and_asks_and_does_not_read_is_cut(
@@ -152,6 +168,111 @@ def test_a_peer_that_asks_and_asks_and_does_not_read_is_cut(
         with contextlib.suppress(ConnectionError):
             await ask()
         assert str(await over(protocol)) == "the peer does not read"
+
+    run_tls(test)
+
+
+# -- sends that fail, and peers that do not read -------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.EPIPE])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_send_that_fails_is_noticed_wherever_it_is(
+    run_tls_twice: Run, number: int, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first is the client's first word, the second the end of its handshake."""
+
+    class Failing(RawSocket):
+        sent = 0
+
+        def send(self, data: Any, flags: int = 0) -> int:
+            self.sent += 1
+            if self.sent == at:
+                raise OSError(number, os.strerror(number))
+            return super().send(data, flags)
+
+    async def test(scene: TlsScene) -> None:
+        monkeypatch.setattr(tls_transport, "RawSocket", Failing)
+        near, peer = scene.server()
+        shaking = asyncio.ensure_future(peer.shake())
+        protocol = Recorder()
+        async with asyncio.timeout(3):
+            if at < 3:
+                with pytest.raises(OSError, match=os.strerror(number)):
+                    await scene.dialled(near, protocol)
+                assert not hasattr(protocol, "transport")
+            else:
+                await scene.dialled(near, protocol)
+                await shaking
+                protocol.transport.write(b"ask")
+                # another end of the socket would tell by itself
+                peer.sock.shutdown(socket.SHUT_WR)
+                error = await over(protocol)
+                assert isinstance(error, OSError) and error.errno == number
+        shaking.cancel()
+        await asyncio.wait([shaking])
+
+    run_tls_twice(test)
+
+
+@pytest.mark.parametrize("takes", [False, True])
+@pytest.mark.parametrize("ends", [False, True])
+def test_who_ends_and_does_not_read_is_cut_unless_something_is_taken(
+    run_tls_twice: Run, ends: bool, takes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever of the two ends it."""
+    monkeypatch.setattr(tls_transport, "SHUTDOWN_SECONDS", 0.2)
+
+    async def test(scene: TlsScene) -> None:
+        peer = await scene.connect(protocol := Recorder())
+        protocol.transport.write(MUCH)
+        began = scene.loop.time()
+        if ends:
+            await peer.finish()
+        else:
+            protocol.transport.close()
+        if takes:
+            got = bytearray()
+            while len(got) < len(MUCH):
+                got += await peer.take(min(len(MUCH) // 16, len(MUCH) - len(got)))
+                await asyncio.sleep(0.05)
+            assert digest(got) == digest(MUCH)
+            assert scene.loop.time() - began > 0.7
+            assert await peer.take() == b""
+            await peer.ended()
+        assert await over(protocol) is None
+        if not takes:
+            assert scene.loop.time() - began < 5
+            with pytest.raises((ssl.SSLEOFError, ConnectionResetError)):
+                await peer.take()
+
+    run_tls_twice(test)
+
+
+@pytest.mark.parametrize("notify", [False, True])
+@pytest.mark.parametrize("talked", [False, True])
+def test_a_peer_that_ends_and_closes_its_socket_is_no_fault(
+    run_tls: Run, talked: bool, notify: bool
+) -> None:
+    """It answers our last words with a reset, because nobody is there any more."""
+
+    def say(me: Recorder) -> bool:
+        for _ in range(3):
+            me.transport.write(b"bye")
+        return False
+
+    async def test(scene: TlsScene) -> None:
+        peer = await scene.connect(protocol := Recorder(eof=say) if talked else Recorder())
+        if talked:
+            protocol.transport.write(b"hello")
+            assert await peer.take(5) == b"hello"
+        # what came besides is read too, so that the close is none itself
+        with contextlib.suppress(BlockingIOError):
+            peer.sock.recv(100_000)
+        await peer.finish(notify)
+        peer.sock.close()
+        assert await over(protocol) is None
+        assert protocol.ends == 1
 
     run_tls(test)
 
@@ -198,7 +319,7 @@ def test_a_protocol_that_fails_ends_alone(
 
 @pytest.mark.parametrize("middle", [False, True])
 def test_a_protocol_that_fails_when_it_reads_on_ends_alone(
-    run_tls_pausing: Run, middle: bool, caplog: pytest.LogCaptureFixture
+    run_tls: Run, middle: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whether what it gets comes from the socket or was read before."""
 
@@ -218,7 +339,7 @@ def test_a_protocol_that_fails_when_it_reads_on_ends_alone(
         assert "a bug" in caplog.text
         assert len(protocol.got) == (2 if middle else 1) * Small.room
 
-    run_tls_pausing(test)
+    run_tls(test)
 
 
 def test_a_connection_without_a_protocol_is_closed(

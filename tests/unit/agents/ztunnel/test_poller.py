@@ -44,6 +44,21 @@ def poller(loop: asyncio.AbstractEventLoop) -> Iterator[Poller]:
     made.close()
 
 
+def test_all_targets_may_be_cut_at_once(poller: Poller) -> None:
+    targets = {}
+    for direct in (False, True):
+        app, proxy = connected()
+        target = Recorder()
+        (poller.add_direct if direct else poller.add)(proxy.fileno(), select.EPOLLIN, target)
+        targets[target] = (app, proxy)
+    poller.cut()
+    for target, (app, proxy) in targets.items():
+        assert target.was_broken
+        poller.retire(proxy.fileno(), proxy)
+        app.close()
+    assert len(poller) == 0
+
+
 def test_a_change_is_told_once(poller: Poller, until: Until) -> None:
     app, proxy = connected()
     target = Recorder()
