@@ -1,41 +1,21 @@
-"""The client of `bench.konnectivity`: tunnels by HTTP CONNECT and by gRPC, on raw sockets.
+"""The client of `bench.konnectivity`: tunnels by HTTP CONNECT on raw sockets.
 
-The same driver runs against every pair and costs little more than its system calls. Only dials by
-gRPC are those of our client, and take a share of the machine from both pairs alike.
+The same driver runs against every pair and costs little more than its system calls.
 """
 
 from __future__ import annotations
 
-import asyncio
 import select
 import socket
-import statistics
 import time
-from collections.abc import Coroutine
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
-import uvloop
-
-from bench._tunnel_grpc import PATIENCE_SECONDS, Tunnel, TunnelFailed
-from nodenet.konnectivity.client import Server
-from nodenet.konnectivity.client_grpc import Proxy
-
-T = TypeVar("T")
+from bench._tunnel_rate import PATIENCE_SECONDS, Rate, TunnelFailed, rate
 
 _OK: Final = b"HTTP/1.1 200"
 _BUFFER_BYTES: Final = 256 * 1024
 _WARM_UP: Final = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """How many in a second, and how long each took."""
-
-    per_second: float
-    p50_us: float
-    p99_us: float
 
 
 def connect(path: Path, address: str, first: bytes = b"") -> socket.socket:
@@ -183,7 +163,7 @@ def dials(path: Path, address: str, seconds: float, at_once: int, patience: floa
         while True:
             ready = epoll.poll(patience, 64)
             if not ready:
-                return rate(times, now() - began) if times else Rate(0.0, 0.0, 0.0)
+                return rate(times, now() - began) if times else Rate(0, 0.0, 0.0, 0.0)
             for fd, _ in ready:
                 sock, begun = under_way.pop(fd)
                 answer = sock.recv(4096)
@@ -200,67 +180,3 @@ def dials(path: Path, address: str, seconds: float, at_once: int, patience: floa
         epoll.close()
         for sock, _ in under_way.values():
             sock.close()
-
-
-def rate(times: list[float], elapsed: float) -> Rate:
-    """Of what took so long each."""
-    if len(times) < 2:
-        return Rate(len(times) / elapsed, 0.0, 0.0)
-    points = statistics.quantiles(times, n=100)
-    return Rate(len(times) / elapsed, points[49] * 1e6, points[98] * 1e6)
-
-
-# -- by gRPC --------------------------------------------------------------------------------------
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Runs one piece of the asynchronous driver."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
-
-
-def grpc_download(path: Path, address: str, size: int) -> float:
-    """As `download`, on one tunnel."""
-    with Tunnel(path, address) as tunnel:
-        began = time.perf_counter()
-        tunnel.write(b"d" + size.to_bytes(8, "big"))
-        tunnel.wait(size)
-        return time.perf_counter() - began
-
-
-def grpc_upload(path: Path, address: str, size: int) -> float:
-    """As `upload`, on one tunnel."""
-    with Tunnel(path, address) as tunnel:
-        began = time.perf_counter()
-        tunnel.write(b"u" + size.to_bytes(8, "big"))
-        tunnel.fill(size)
-        tunnel.wait(1)
-        if tunnel.first != b"k":
-            raise TunnelFailed("upload: the remote did not get everything")
-        return time.perf_counter() - began
-
-
-async def grpc_dials(
-    server: Server, address: str, seconds: float, at_once: int, *, shared: bool
-) -> Rate:
-    """As `dials`; on one connection, or on one for each tunnel as kube-apiserver does."""
-    times: list[float] = []
-    now = time.perf_counter
-    patience = PATIENCE_SECONDS
-    proxy = await Proxy.connect(server, timeout=patience)
-    began = now()
-
-    async def worker() -> None:
-        while now() - began < seconds:
-            begun = now()
-            used = proxy if shared else await Proxy.connect(server, timeout=patience)
-            stream = await used.dial(address, timeout=patience, own=not shared)
-            times.append(now() - begun)
-            await stream.close()
-
-    async with asyncio.TaskGroup() as tasks:
-        for number in range(at_once):
-            tasks.create_task(worker(), name=f"dials {number}")
-    elapsed = now() - began
-    proxy.close()
-    return rate(times, elapsed)

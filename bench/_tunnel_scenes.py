@@ -16,8 +16,9 @@ from typing import Final, Self
 import psutil
 
 from bench import _tunnel_driver as driver
+from bench import _tunnel_grpc as grpc_driver
 from bench._samples import Samples
-from bench._tunnel_grpc import PATIENCE_SECONDS, TunnelFailed
+from bench._tunnel_rate import PATIENCE_SECONDS, Rate, TunnelFailed
 from tests.interop.certificates import Certificates
 from tests.interop.peers import AgentProcess, Maker, ServerProcess, World, wait_for
 
@@ -57,9 +58,18 @@ class Pair:
     @property
     def path(self) -> Path:
         """The Unix socket for HTTP CONNECT."""
-        path = self.connect[0].target.path
-        assert path is not None
-        return path
+        return _unix(self.connect)
+
+    @property
+    def grpc_path(self) -> Path:
+        """That for gRPC."""
+        return _unix(self.grpc)
+
+
+def _unix(processes: tuple[ServerProcess, AgentProcess]) -> Path:
+    path = processes[0].target.path
+    assert path is not None
+    return path
 
 
 class Scenes:
@@ -122,9 +132,8 @@ class Scenes:
     def grpc_bulk(self, variant: str, samples: Samples, *, size: int) -> None:
         """The same by gRPC, one tunnel."""
         pair = self.pairs[variant]
-        path = pair.grpc[0].target.path
-        assert path is not None
-        for name, move in ((DOWN, driver.grpc_download), (UP, driver.grpc_upload)):
+        path = pair.grpc_path
+        for name, move in ((DOWN, grpc_driver.download), (UP, grpc_driver.upload)):
 
             def go(move: Callable[[Path, str, int], float] = move) -> float:
                 return move(path, self.address, size)
@@ -141,14 +150,12 @@ class Scenes:
         size: int,
         move: Callable[[], float],
     ) -> None:
-        pids = {"server": processes[0].pid, "agent": processes[1].pid, "driver": os.getpid()}
-        before = {who: _cpu(pid) for who, pid in pids.items()}
+        meter = _Meter(processes)
         seconds = move()
         gigabytes = size / 1e9
         samples.record(scene, what, "Gbit/s", variant, gigabytes * 8 / seconds)
-        for who, pid in pids.items():
-            used = (_cpu(pid) - before[who]) / gigabytes
-            samples.record(scene, f"{what}: {who}", "CPU-s/GB", variant, used)
+        for who, used in meter.used():
+            samples.record(scene, f"{what}: {who}", "CPU-s/GB", variant, used / gigabytes)
 
     def trips(self, variant: str, samples: Samples, *, seconds: float) -> None:
         """Latency."""
@@ -159,18 +166,20 @@ class Scenes:
     def dials(self, variant: str, samples: Samples, *, seconds: float) -> None:
         """Dials a second, in every way."""
         pair = self.pairs[variant]
+        address = self.address
         for at_once, name in ((1, "HTTP CONNECT, 1 at a time"), (50, CONNECT_50)):
-            found = driver.dials(pair.path, self.address, seconds, at_once, PATIENCE_SECONDS)
-            _record_rate(samples, name, variant, found)
-        server = pair.grpc[0].target
+            meter = _Meter(pair.connect)
+            found = driver.dials(pair.path, address, seconds, at_once, PATIENCE_SECONDS)
+            _record_rate(samples, name, variant, found, meter)
         for at_once, shared, name in (
             (1, True, "gRPC, one connection, 1 at a time"),
             (50, True, GRPC_50),
             (1, False, "gRPC, a connection each, 1 at a time"),
             (20, False, "gRPC, a connection each, 20 at a time"),
         ):
-            work = driver.grpc_dials(server, self.address, seconds, at_once, shared=shared)
-            _record_rate(samples, name, variant, driver.run(work))
+            meter = _Meter(pair.grpc)
+            found = grpc_driver.dials(pair.grpc_path, address, seconds, at_once, shared=shared)
+            _record_rate(samples, name, variant, found, meter)
 
     def idle(self, variant: str, samples: Samples, *, count: int) -> None:
         """Memory of tunnels that carry nothing, and whether each is alive afterwards.
@@ -217,10 +226,26 @@ class Scenes:
             driver.connect(path, self.address).close()
 
 
-def _record_rate(samples: Samples, name: str, variant: str, found: driver.Rate) -> None:
+class _Meter:
+    """What a server, its agent and the driver take of the processors from now on."""
+
+    def __init__(self, processes: tuple[ServerProcess, AgentProcess]) -> None:
+        server, agent = processes
+        self._pids = {"server": server.pid, "agent": agent.pid, "driver": os.getpid()}
+        self._before = [_cpu(pid) for pid in self._pids.values()]
+
+    def used(self) -> Iterator[tuple[str, float]]:
+        """Of each, in seconds."""
+        for (who, pid), before in zip(self._pids.items(), self._before, strict=True):
+            yield who, _cpu(pid) - before
+
+
+def _record_rate(samples: Samples, name: str, variant: str, found: Rate, meter: _Meter) -> None:
     samples.record(DIALS, name, "/s", variant, found.per_second)
     samples.record(DIALS, f"{name}: p50", "us", variant, found.p50_us)
     samples.record(DIALS, f"{name}: p99", "us", variant, found.p99_us)
+    for who, used in meter.used():
+        samples.record(DIALS, f"{name}: {who}", "CPU-us", variant, used / found.count * 1e6)
 
 
 @contextlib.contextmanager

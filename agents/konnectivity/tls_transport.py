@@ -507,7 +507,7 @@ class TlsTransport(PollerTransport):
         # not within a call of the protocol; nor can a handshake end within its own step
         self._drop()
         if self._factory is not None:
-            self._deaf = error
+            self._deaf = error.with_traceback(None)  # which would hold us
             self._loop.call_soon(self._fail, error)
         elif self._peer_ended:
             self._end_soon(None)  # it wanted no more
@@ -515,7 +515,7 @@ class TlsTransport(PollerTransport):
             self._end_soon(error)
         else:
             # the kernel has what the peer said before, and then tells of its end
-            self._deaf = error
+            self._deaf = error.with_traceback(None)  # which would hold us
             self._loop.call_soon(self._relieve)
             self._watch()
 

@@ -192,7 +192,7 @@ class UnixTransport(PollerTransport):
         if self._closing or self._peer_ended:
             self._end_soon(error)
             return
-        self._deaf = error
+        self._deaf = error.with_traceback(None)  # which would hold us
         self.hung_up = True
         if self._paused:
             self._loop.call_soon(self._relieve)

@@ -12,7 +12,7 @@ import pytest
 
 from bench import _tunnel_scenes as scenes
 from bench._samples import Samples
-from bench._tunnel_driver import rate
+from bench._tunnel_rate import rate
 from bench._tunnel_scenes import GO, OURS
 from bench.konnectivity import SECTIONS, floors
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 def test_rates() -> None:
     found = rate([0.001] * 98 + [0.002, 0.003], 2.0)
-    assert found.per_second == 50 and found.p50_us == pytest.approx(1000)
+    assert found.count == 100 and found.per_second == 50 and found.p50_us == pytest.approx(1000)
     assert 2000 <= found.p99_us <= 3000
     assert rate([], 2.0).per_second == 0 and rate([1.0], 2.0).per_second == 0.5
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from _socket import socket as RawSocket
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -22,6 +23,7 @@ from tests.unit.agents.konnectivity.transport_scene import (
     echo,
     fail,
     fill,
+    freed,
     listens_on,
     on_loop,
     over,
@@ -404,6 +406,49 @@ def test_a_peer_that_is_gone_ends_what_waits_for_it(run: Run, state: str, how: s
         assert transport.hung_up and transport.get_write_buffer_size() == 0
         transport.write(b"dropped")
         await scene.sleeps()
+
+    run(test)
+
+
+class Plain(asyncio.BufferedProtocol):
+    """Answers twice, and keeps nothing, also not why it ended."""
+
+    over = False
+    buffer = memoryview(bytearray(1_000))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(UnixTransport, transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        for _ in range(2):
+            self.transport.write(self.buffer[:nbytes])
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.over = True
+        del self.transport
+
+
+@pytest.mark.parametrize("how", ["ends", "closes", "is gone before it is answered"])
+def test_what_has_ended_is_freed_without_the_garbage_collector(run: Run, how: str) -> None:
+    async def once(scene: UnixScene) -> None:
+        near, far = socket.socketpair()
+        far.send(b"ask")
+        if how == "is gone before it is answered":
+            far.close()
+        sock = RawSocket(near.family, near.type | socket.SOCK_NONBLOCK, 0, near.detach())
+        UnixTransport(scene.loop, scene.poller, sock).start(protocol := Plain())
+        if how == "ends":
+            far.shutdown(socket.SHUT_WR)
+        far.close()
+        await until(lambda: protocol.over, "it is over")
+        await asyncio.sleep(0)
+
+    async def test(scene: UnixScene) -> None:
+        with freed(UnixTransport, Plain):
+            await once(scene)
 
     run(test)
 

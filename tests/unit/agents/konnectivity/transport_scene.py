@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
 import random
 import socket
 import sys
 from _socket import socket as RawSocket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final, NoReturn, Self, TypeVar, cast
 
@@ -111,6 +113,24 @@ def fail(*_args: object) -> NoReturn:
 def listens_on(_me: Recorder) -> bool:
     """Of `eof_received`."""
     return True
+
+
+@contextlib.contextmanager
+def freed(*kinds: type) -> Iterator[None]:
+    """Fails when one is left of those made inside, which only the garbage collector would find."""
+
+    def there() -> list[object]:
+        return [each for each in gc.get_objects() if type(each) in kinds]
+
+    gc.disable()
+    try:
+        before = there()  # held, so that none that goes makes up for one that stays
+        yield
+        known = {id(each) for each in before}
+        left = [type(each).__name__ for each in there() if id(each) not in known]
+    finally:
+        gc.enable()
+    assert left == []
 
 
 class Counting(Poller):
