@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from nodenet.agents.konnectivity import agent_set
 from nodenet.agents.konnectivity.agent import serve
 from nodenet.agents.konnectivity.process import StopSignals
 from nodenet.httpd import client
@@ -250,9 +251,10 @@ def test_servers_and_connections_are_told(certs: Certificates, tmp_path: Path) -
 
 
 def test_a_drain_lets_tunnels_end_and_then_the_agent_ends(
-    certs: Certificates, tmp_path: Path
+    certs: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Upstream's agent stays until it is killed."""
+    monkeypatch.setattr(agent_set, "QUIET_SECONDS", 0.2)
 
     async def work() -> None:
         server = FakeServer("s1")
@@ -265,7 +267,7 @@ def test_a_drain_lets_tunnels_end_and_then_the_agent_ends(
             agent.stop.request()
             assert await stream.next() == Drain()
             assert (await agent.get("/healthz"))[0] == 200, "still asked while it drains"
-            await asyncio.sleep(1.2)
+            await asyncio.sleep(0.4)
             assert not agent.ended.is_set(), "a tunnel is open"
             stream.close(tunnel)
             async with asyncio.timeout(30):

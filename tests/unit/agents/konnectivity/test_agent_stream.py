@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from nodenet.agents.konnectivity import agent_remote
+from nodenet.agents.konnectivity import agent_remote, agent_set
 from nodenet.agents.konnectivity.agent_remote import Remote, Sockets
 from nodenet.agents.konnectivity.agent_set import ClientSet
 from nodenet.agents.konnectivity.agent_stream import ConnectFailed, ServerStream
@@ -488,7 +488,11 @@ def test_what_has_ended_is_freed_without_the_garbage_collector(certs: Certificat
 # -- the end --------------------------------------------------------------------------------------
 
 
-def test_drain_is_said_at_once_and_tunnels_go_on(certs: Certificates) -> None:
+def test_drain_is_said_at_once_and_tunnels_go_on(
+    certs: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_set, "QUIET_SECONDS", 0.2)
+
     async def work() -> None:
         async with connected(certs) as (stream, clients), listening() as (address, peers):
             tunnel = await stream.connect(address)
@@ -523,7 +527,7 @@ def test_a_server_that_goes_away_keeps_its_tunnels(certs: Certificates) -> None:
             server.protocols[0].connection.drain()
             await until(lambda: len(server.streams) == 2, "connected anew beside it")
             await until(lambda: clients.ready == 1 and len(clients.streams) == 2, "both are kept")
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(1.1)
             stream.send(Data(tunnel, b"alive"))
             assert await peer.reader.readexactly(5) == b"alive"
             stream.close(tunnel)

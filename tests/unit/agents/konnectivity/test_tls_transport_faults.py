@@ -220,7 +220,7 @@ def test_who_ends_and_does_not_read_is_cut_unless_something_is_taken(
     run_tls_twice: Run, ends: bool, takes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever of the two ends it."""
-    monkeypatch.setattr(tls_transport, "SHUTDOWN_SECONDS", 0.2)
+    monkeypatch.setattr(tls_transport, "SHUTDOWN_SECONDS", 0.4 if takes else 0.1)
 
     async def test(scene: TlsScene) -> None:
         peer = await scene.connect(protocol := Recorder())

@@ -25,7 +25,7 @@ from tests.unit.agents.konnectivity.agent_scene import until
 from tests.unit.agents.konnectivity.transport_scene import LOOPS, Scene, on_loop
 
 TLS12, TLS13 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
-MUCH = random.Random(1).randbytes(4 << 20)
+MUCH = random.Random(1).randbytes(3 << 19)
 """More than the sockets here hold."""
 #: Of each socket, in each direction; the kernel doubles it.
 _KERNEL_BYTES: Final = 128 << 10
