@@ -256,6 +256,7 @@ class Remote:
     def event(self, mask: int) -> None:
         """See `poller.Target`."""
         if self._state is _LEAVING:
+            self._note(mask)
             self._leave_on()
             return
         if self._state is not _UP:
@@ -350,7 +351,8 @@ class Remote:
         """Writes what is owed, then waits for the remote's end; whether the socket is closed now.
 
         close() while the remote still sends becomes a reset, and a reset makes a remote lose what
-        it has not read yet. So it gets a FIN and some time to end by itself.
+        it has not read yet. So it gets a FIN and some time to end by itself. One that was never
+        sent anything, and sends nothing now, has nothing to lose.
         """
         sock = self.sock
         if sock is None:
@@ -364,7 +366,7 @@ class Remote:
                     return False
                 self._owed.popleft()
                 self._paid(sent)
-            if self._tunnel.remote_ended:
+            if self._tunnel.remote_ended or not (self._tunnel.received or self.readable):
                 self._close()
                 return True
             if not self._fin_sent:
@@ -373,6 +375,8 @@ class Remote:
                 self._said_goodbye = True
                 self._sockets.leaving.discard(self)
                 self._sockets.ending.add(self)
+            if not self.readable:
+                return False
             while self._heard < GOODBYE_BYTES:
                 count = len(sock.recv(_DISCARD_BYTES, socket.MSG_DONTWAIT))
                 if not count:
@@ -381,6 +385,7 @@ class Remote:
             self._close()
             return True
         except BlockingIOError:
+            self.readable = False
             return False
         except OSError as error:
             logger.debug("%s ended while it was left: %s", self._tunnel.address, error)

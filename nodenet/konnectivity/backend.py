@@ -32,7 +32,7 @@ slows down what comes from its agent, a stalled one only costs itself.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -157,7 +157,8 @@ class Backend:
         self._new_dials: deque[tuple[Tunnel, bytes]] = deque()
         self._control: deque[bytes] = deque()
         self._ring: deque[Tunnel] = deque()
-        self._recent: dict[int, None] = {}
+        # a plain dict takes longer to find its first entry the more of those before are gone
+        self._recent: OrderedDict[int, None] = OrderedDict()
         self._over: dict[int, Tunnel] = {}
         self._paused = False
 
@@ -445,7 +446,7 @@ class Backend:
         recent = self._recent
         recent[connect_id] = None
         if len(recent) > RECENT_IDS:
-            del recent[next(iter(recent))]
+            recent.popitem(last=False)
 
     def _remote_end(self, tunnel: Tunnel, now: float) -> None:
         """B9: the remote sends no more."""

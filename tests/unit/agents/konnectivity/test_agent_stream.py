@@ -333,6 +333,31 @@ def test_write_then_close_while_the_remote_sends(certs: Certificates) -> None:
     run(work())
 
 
+@pytest.mark.parametrize("data", [b"", b"request"])
+def test_who_was_sent_something_may_end_by_himself_and_others_are_let_go(
+    certs: Certificates, data: bytes
+) -> None:
+    async def work() -> None:
+        async with connected(certs) as (stream, clients), listening() as (address, peers):
+            tunnel = await stream.connect(address)
+            peer = await peers.get()
+            stream.send(Data(tunnel, data))
+            assert await peer.reader.readexactly(len(data)) == data
+            stream.close(tunnel)
+            assert await stream.next() == CloseResponse("", tunnel)
+            assert await peer.reader.read() == b""
+            sockets = clients._sockets
+            if data:
+                peer.writer.write(b"last words")
+                await asyncio.sleep(0.05)
+                assert sockets.open == 1
+                peer.writer.close()
+                await peer.writer.wait_closed()
+            await until(lambda: sockets.open == 0, "the socket is closed")
+
+    run(work())
+
+
 def test_half_close(certs: Certificates) -> None:
     """Upstream: a server that answers after EOF was answered 0 of 20 times."""
 
