@@ -15,7 +15,7 @@ from nodenet.agents.konnectivity import agent_tls
 from nodenet.agents.konnectivity.agent_config import AgentConfig
 from nodenet.agents.konnectivity.agent_remote import Sockets, StreamRemotes
 from nodenet.agents.konnectivity.agent_resolver import literal
-from nodenet.agents.konnectivity.tls_transport import connect_tls
+from nodenet.agents.konnectivity.tls_opening import connect_tls
 from nodenet.endpoint import format_host_port
 from nodenet.errors import NodenetError
 from nodenet.konnectivity import extensions

@@ -20,7 +20,8 @@ from typing import Final, cast
 from nodenet.agents.konnectivity.poller_transport import Acceptor
 from nodenet.agents.konnectivity.server_config import TlsFiles
 from nodenet.agents.konnectivity.server_frontends import ConnectProtocol
-from nodenet.agents.konnectivity.tls_transport import HANDSHAKE_SECONDS, serve_tls
+from nodenet.agents.konnectivity.tls_opening import serve_tls
+from nodenet.agents.konnectivity.tls_transport import HANDSHAKE_SECONDS
 from nodenet.agents.konnectivity.unix_transport import serve_unix
 from nodenet.agents.ztunnel.poller import Poller
 from nodenet.httpd.sockets import ANYWHERE, UnixListener, open_tcp, open_unix

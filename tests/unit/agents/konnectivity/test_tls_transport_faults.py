@@ -16,12 +16,9 @@ from typing import Any, cast
 import pytest
 from OpenSSL import SSL
 
-from nodenet.agents.konnectivity import tls_transport
-from nodenet.agents.konnectivity.tls_transport import (
-    TlsTransport,
-    connect_tls,
-    serve_tls,
-)
+from nodenet.agents.konnectivity import tls_opening, tls_transport
+from nodenet.agents.konnectivity.tls_opening import connect_tls, serve_tls
+from nodenet.agents.konnectivity.tls_transport import TlsTransport
 from nodenet.tls.context import Side
 from nodenet.tls.engine import Engine
 from nodenet.tls.errors import RecordsBroken
@@ -191,7 +188,7 @@ def test_a_send_that_fails_is_noticed_wherever_it_is(
             return super().send(data, flags)
 
     async def test(scene: TlsScene) -> None:
-        monkeypatch.setattr(tls_transport, "RawSocket", Failing)
+        monkeypatch.setattr(tls_opening, "RawSocket", Failing)
         near, peer = scene.server()
         shaking = asyncio.ensure_future(peer.shake())
         protocol = Recorder()

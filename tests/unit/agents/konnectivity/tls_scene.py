@@ -16,7 +16,8 @@ from typing import Any, Final
 import pytest
 
 from nodenet.agents.konnectivity.poller_transport import Acceptor
-from nodenet.agents.konnectivity.tls_transport import TlsTransport, connect_tls, serve_tls
+from nodenet.agents.konnectivity.tls_opening import connect_tls, serve_tls
+from nodenet.agents.konnectivity.tls_transport import TlsTransport
 from nodenet.tls.context import Context, Side
 from nodenet.tls.engine import RECORD_BYTES
 from tests.interop.certificates import Certificates
