@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +35,12 @@ def test_floors_are_those_of_the_sections_that_ran() -> None:
     (floor,) = floors(samples, frozenset({"trips"}))
     assert (floor.sense, floor.wanted, floor.got) == ("<=", 1.3, 1.2) and floor.ok
     assert "mixed" in SECTIONS and floors(samples, frozenset({"idle", "mixed"})) == []
+
+
+def test_the_cpu_of_a_process_is_told_to_the_nanosecond() -> None:
+    before = time.process_time()
+    found = scenes._cpu(os.getpid())
+    assert before <= found <= time.process_time()
 
 
 @pytest.fixture
