@@ -182,6 +182,7 @@ class TlsTransport(PollerTransport):
         failed(error)
         # an alert, which a reset would take from a peer that has said more than we wanted to hear
         if isinstance(error, HandshakeFailed) and not isinstance(error, PeerLeft):
+            self._bound()
             self._say_goodbye()
         else:
             self._end(None)
@@ -456,6 +457,8 @@ class TlsTransport(PollerTransport):
         if self._out and not self._cipher:
             # it waited for the rest of a message, and nothing is read any more
             self._encrypt()
+            if self._over:
+                return
             if not self._cipher:
                 self._drop()
         self._watch()
