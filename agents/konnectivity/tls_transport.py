@@ -182,6 +182,7 @@ class TlsTransport(PollerTransport):
         failed(error)
         # an alert, which a reset would take from a peer that has said more than we wanted to hear
         if isinstance(error, HandshakeFailed) and not isinstance(error, PeerLeft):
+            self._watch()  # there is no protocol for what it says while the alert waits
             self._bound()
             self._say_goodbye()
         else:

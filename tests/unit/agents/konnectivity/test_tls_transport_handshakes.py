@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import ssl
+from _socket import socket as RawSocket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from nodenet.agents.konnectivity import tls_transport
+from nodenet.agents.konnectivity.tls_transport import TlsTransport
 from nodenet.tls.context import Context, Side
 from nodenet.tls.engine import Engine
 from nodenet.tls.errors import HandshakeFailed, PeerLeft, PeerUntrusted, RecordsBroken, WrongName
@@ -85,6 +88,41 @@ def test_who_is_refused_and_stays_is_cut(
         await scene.loop.sock_sendall(sock, b"GET / HTTP/1.1\r\n\r\n")
         assert await take(sock) == b"", "there is no alert for this"
         await until(lambda: len(scene.poller) == 1, "the listener is left")
+
+    run_tls_twice(test)
+
+
+def test_who_is_refused_and_does_not_take_the_alert_is_cut(
+    run_tls_twice: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it says meanwhile is for nobody."""
+    monkeypatch.setattr(tls_transport, "SHUTDOWN_SECONDS", 0.2)
+
+    async def test(scene: TlsScene) -> None:
+        near, far = scene.pair()
+        near.setblocking(False)
+        for byte in b"\x16\x03\x01\x00\x05\x01\x00\x00\x01":
+            # whatever comes makes some room
+            await scene.loop.sock_sendall(far, bytes([byte]))
+            with pytest.raises(BlockingIOError):
+                while True:
+                    near.send(MUCH)
+        sock = RawSocket(near.family, near.type | socket.SOCK_NONBLOCK, 0, near.detach())
+        failures: list[Exception] = []
+        engine = Engine(ours(Side.SERVER, scene.certs))
+        transport = TlsTransport(
+            scene.loop, scene.poller, sock, engine, Recorder, failures.append, direct=scene.direct
+        )
+        transport.start()
+        await scene.loop.sock_sendall(far, b"\x00")
+        await until(lambda: bool(failures), "it is refused")
+        began = scene.loop.time()
+        assert transport.get_write_buffer_size() > 0, "the alert waits"
+        await scene.loop.sock_sendall(far, b"more")
+        await scene.sleeps()
+        await until(lambda: not len(scene.poller), "it is cut")
+        assert scene.loop.time() - began > 0.1
+        assert caplog.messages == []
 
     run_tls_twice(test)
 
