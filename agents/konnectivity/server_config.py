@@ -35,8 +35,8 @@ FLAGS: Final = (
     Flag("server-cert", Kind.TEXT, "", "Certificate of the frontend port."),
     Flag("server-key", Kind.TEXT, "", "Its key."),
     Flag("server-ca-cert", Kind.TEXT, "", "CAs the frontends' certificates are checked with."),
-    Flag("cluster-cert", Kind.TEXT, "", "Certificate of the agents' port."),
-    Flag("cluster-key", Kind.TEXT, "", "Its key."),
+    Flag("cluster-cert", Kind.TEXT, "", "Certificate of the agents' port; required."),
+    Flag("cluster-key", Kind.TEXT, "", "Its key; required."),
     Flag("cluster-ca-cert", Kind.TEXT, "", "CAs the agents' certificates are checked with."),
     Flag("mode", Kind.TEXT, "grpc", "What frontends speak: grpc, http-connect, or any (ours)."),
     Flag("uds-name", Kind.TEXT, "", "Unix socket for frontends; needs --server-port=0."),
@@ -149,6 +149,7 @@ class ServerConfig:
     agent_host: str = ""
     agent_port: int = 8091
     agent_tls: TlsFiles | None = None
+    """None: plain text, which load() does not allow."""
     health_host: str = ""
     health_port: int = 8092
     admin_host: str = "127.0.0.1"
@@ -201,6 +202,12 @@ def load(arguments: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
             "frontends over TCP need --server-cert, --server-key and --server-ca-cert",
             hint="give them, or --uds-name",
         )
+    agent_tls = _tls(flags, "cluster")
+    if agent_tls is None:
+        raise UsageError(
+            "--cluster-cert and --cluster-key are missing",
+            hint="agents connect by TLS only: give both, and --cluster-ca-cert or the token flags",
+        )
     return ServerConfig(
         server_id=_server_id(flags, environ),
         mode=mode,
@@ -211,7 +218,7 @@ def load(arguments: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
         frontend_tls=frontend_tls,
         agent_host=flags.text("agent-bind-address"),
         agent_port=flags.number("agent-port"),
-        agent_tls=_tls(flags, "cluster"),
+        agent_tls=agent_tls,
         health_host=flags.text("health-bind-address"),
         health_port=flags.number("health-port"),
         admin_host=flags.text("admin-bind-address"),

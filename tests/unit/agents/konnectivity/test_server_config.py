@@ -48,7 +48,7 @@ def test_every_flag_may_be_given_as_it_is_printed(separator: str) -> None:
     words = [
         f"--{flag.name.replace('-', separator)}={shown(flag.default)}"
         for flag in FLAGS
-        if flag.name not in ("server-port", "uds-name", "server-id")
+        if flag.name not in ("server-port", "uds-name", "server-id", "cluster-cert", "cluster-key")
     ]
     assert uds(*words) == uds()
 
@@ -60,8 +60,13 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
+#: Any files: what is in them is looked at when the server starts.
+CLUSTER = (f"--cluster-cert={__file__}", f"--cluster-key={__file__}")
+
+
 def uds(*more: str) -> ServerConfig:
-    return load(["--uds-name=/run/k.sock", "--server-port=0", "--server-id=s", *more], {})
+    least = ["--uds-name=/run/k.sock", "--server-port=0", "--server-id=s", *CLUSTER]
+    return load([*least, *more], {})
 
 
 def test_a_unix_socket(files: Path) -> None:
@@ -81,6 +86,7 @@ def test_mutual_tls(files: Path) -> None:
             f"--server-cert={files}/c",
             f"--server-key={files}/k",
             f"--server-ca-cert={files}/ca",
+            *CLUSTER,
             "--tls-min-version=VersionTLS13",
             "--cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,TLS_AES_128_GCM_SHA256",
             "--proxy-strategies=destHost,defaultRoute,default,destHost",
@@ -118,7 +124,9 @@ def test_tokens(files: Path) -> None:
 
 def test_the_flag_wins_over_the_environment_and_else_it_is_random() -> None:
     assert uds().server_id == "s"
-    one, two = (load(["--uds-name=/x", "--server-port=0"], {}).server_id for _ in range(2))
+    one, two = (
+        load(["--uds-name=/x", "--server-port=0", *CLUSTER], {}).server_id for _ in range(2)
+    )
     assert one != two and len(one) == 36
 
 
@@ -150,8 +158,12 @@ def test_the_flag_wins_over_the_environment_and_else_it_is_random() -> None:
         (["--enable-contention-profiling"], "needs --enable-profiling too"),
         (["--kubeconfig=/nowhere"], "--kubeconfig=/nowhere: no such file"),
         (["--cluster-cert=/nowhere"], "--cluster-cert=/nowhere: no such file"),
-        (["--cluster-cert={}/c"], "--cluster-cert and --cluster-key need each other"),
-        (["--cluster-ca-cert={}/c"], "--cluster-ca-cert needs --cluster-cert"),
+        (["--cluster-key="], "--cluster-cert and --cluster-key need each other"),
+        (["--cluster-cert=", "--cluster-key="], "--cluster-cert and --cluster-key are missing"),
+        (
+            ["--cluster-cert=", "--cluster-key=", "--cluster-ca-cert={}/c"],
+            "--cluster-ca-cert needs --cluster-cert",
+        ),
         (["--agent-namespace=x"], "--agent-namespace needs --agent-service-account and "),
         (["--server-id=ü"], "only printable ASCII travels"),
         (["--server-port=8090"], "--uds-name goes with --server-port=0"),
@@ -219,3 +231,22 @@ def test_frontends_over_tcp_need_mutual_tls(files: Path) -> None:
     for arguments in ([], [f"--server-cert={files}/c", f"--server-key={files}/k"]):
         with pytest.raises(UsageError, match="frontends over TCP need"):
             load(arguments, {})
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        (
+            "--agent-namespace=kube-system",
+            "--agent-service-account=konnectivity-agent",
+            "--authentication-audience=system:konnectivity-server",
+        ),
+    ],
+)
+def test_agents_never_connect_in_plain_text(more: tuple[str, ...]) -> None:
+    """Whoever reaches the port would be an agent, and a token would be read on its way."""
+    with pytest.raises(UsageError) as caught:
+        load(["--uds-name=/run/k.sock", "--server-port=0", *more], {})
+    assert caught.value.message == "--cluster-cert and --cluster-key are missing"
+    assert caught.value.hint is not None and "agents connect by TLS only" in caught.value.hint
