@@ -284,6 +284,7 @@ class Backend:
             self._given(tunnel, frontend, size, now)
 
     def _packet(self, packet: Packet, message: bytes, now: float) -> None:
+        self._core.now = now  # not at DATA, which comes more often than anything ends
         counts = self._counts.from_agent
         match packet:
             case DialResponse():
@@ -390,6 +391,7 @@ class Backend:
         tunnel.received += size
         tunnel.room -= size
         if tunnel.room < 0:
+            self._core.now = now
             self.cut(tunnel, Reset.WINDOW, "the agent sent more than the window")
             return None
         if tunnel.stop_at is not None:
@@ -409,7 +411,7 @@ class Backend:
             return
         tunnel.taken += size
         if not tunnel.waited_from:
-            tunnel.waited_from = now
+            tunnel.waited_from = self._core.now = now  # its end may not be told the time
         if not self.window and frontend.backlog() > HELD_BYTES and tunnel.state is State.OPEN:
             if tunnel.connect_id not in self._over:
                 tunnel.client_took = tunnel.received - frontend.backlog()
@@ -429,6 +431,7 @@ class Backend:
 
     def drained(self, tunnel: Tunnel, now: float) -> None:
         """A tunnel's client has taken what waited for it."""
+        self._core.now = now
         if tunnel.waited_from:
             self._counts.write_seconds.observe(now - tunnel.waited_from)
             tunnel.waited_from = 0.0
@@ -468,6 +471,7 @@ class Backend:
 
     def cancel(self, tunnel: Tunnel, now: float) -> None:
         """The client gave a pending dial up."""
+        self._core.now = now
         if self.dials.pop(tunnel.wire_id, None) is None:
             return
         tunnel.state = State.OVER
@@ -492,13 +496,15 @@ class Backend:
             self._closed(tunnel, text, lost=True)
             self._push(CloseRequest(connect_id))
 
-    def unanswered(self, tunnel: Tunnel) -> None:
+    def unanswered(self, tunnel: Tunnel, now: float) -> None:
         """Nobody waits for the answer to a CLOSE_REQ any more, which may have left already."""
+        self._core.now = now
         if not tunnel.in_ring and not tunnel.queue:
             self._forget(tunnel)
 
-    def watch(self, tunnel: Tunnel) -> None:
+    def watch(self, tunnel: Tunnel, now: float) -> None:
         """Has a tunnel looked at that must end by itself."""
+        self._core.now = now
         self._core.watch(tunnel)
 
     def retire(self, text: str) -> None:

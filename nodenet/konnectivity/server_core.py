@@ -41,7 +41,10 @@ class ServerCore:
         self.backends = Backends[Backend](strategies)
         self.counts = ServerCounts()
         self.now = now
-        """The time of the latest event, for what is not told it."""
+        """When the latest thing happened that may end something, for what is not told the time.
+
+        Of DATA nobody writes it down: it may be a tick old there.
+        """
         self._rng = rng
         self._dial_timeout = dial_timeout
         self._watched: dict[int, Tunnel] = {}

@@ -209,7 +209,7 @@ class Tunnel:
             return
         self.end = End.HALF
         self.stop_at = now + HALF_CLOSED_IDLE_SECONDS
-        self.backend.watch(self)
+        self.backend.watch(self, now)
         self.backend.ready(self)
 
     def close(self, now: float, *, answer: bool = False) -> None:
@@ -227,12 +227,12 @@ class Tunnel:
         if self.end is End.CLOSE:
             if self.answer_due and not answer:
                 self.answer_due = False
-                self.backend.unanswered(self)
+                self.backend.unanswered(self, now)
             return
         self.end = End.CLOSE
         self.answer_due = answer
         self.stop_at = now + (CLOSE_SECONDS if answer else LINGER_SECONDS)
-        self.backend.watch(self)
+        self.backend.watch(self, now)
         self.backend.ready(self)
 
     def drained(self, now: float) -> None:

@@ -39,7 +39,14 @@ from nodenet.konnectivity.server_tunnel import (
     Refusal,
     State,
 )
-from tests.unit.konnectivity.server_scene import Agent, Client, Scene, halves, payload
+from tests.unit.konnectivity.server_scene import (
+    Agent,
+    Client,
+    GrpcClient,
+    Scene,
+    halves,
+    payload,
+)
 
 WINDOW = OURS.window
 
@@ -716,3 +723,83 @@ def test_the_same_message_is_forwarded_without_a_copy(scene: Scene) -> None:
     client.tunnel.send(message, len(message) - 7, len(message))
     pieces = agent.backend.pull()
     assert pieces is not None and len(pieces) == 1 and pieces[0] is message
+
+
+def test_how_long_a_connection_lasted_is_exact_however_it_ends(scene: Scene) -> None:
+    """The clock's last tick is up to a quarter of a second old, and may be before its beginning."""
+    agent = Agent(scene)
+    lasted = scene.core.counts.connection_seconds
+
+    def opened(connect_id: int) -> Client:
+        client = Client(scene)
+        client.dial()
+        scene.now += 0.06  # of the dial, and no tick
+        agent.accept_dial(connect_id)
+        return client
+
+    def end_by_close_rsp(client: Client) -> None:
+        agent.send(CloseResponse("", 1))
+
+    def end_by_the_client(client: Client) -> None:
+        client.close()
+        agent.take()
+
+    def end_by_two_halves(client: Client) -> None:
+        agent.send(HalfClose(1))
+        assert client.tunnel is not None
+        client.tunnel.end_of_data(scene.now)
+        agent.take()
+
+    def end_without_an_answer(client: Client) -> None:
+        assert client.tunnel is not None
+        client.tunnel.close(scene.now, answer=True)
+        agent.take()
+        client.close()
+
+    def end_by_the_window(client: Client) -> None:
+        agent.send(Data(1, bytes(WINDOW + 1)))
+
+    def end_of_the_agent(client: Client) -> None:
+        agent.lose()
+
+    ends = (
+        end_by_close_rsp,
+        end_by_the_client,
+        end_by_two_halves,
+        end_without_an_answer,
+        end_by_the_window,
+        end_of_the_agent,
+    )
+    for end in ends:
+        before = lasted.sum
+        client = opened(1)
+        scene.now += 0.03
+        end(client)
+        assert scene.empty()
+        assert lasted.sum - before == pytest.approx(0.03), end.__name__
+    assert sum(lasted.counts) == len(ends)
+
+
+def test_the_wait_of_a_client_is_never_negative(scene: Scene) -> None:
+    agent, client = Agent(scene), GrpcClient(scene)
+    client.send(DialRequest("tcp", "10.0.0.1:80", 5))
+    agent.accept_dial(1)
+    scene.now += 0.1  # and no tick
+    agent.send(*(Data(1, bytes(100_000)) for _ in range(10)))
+    assert client.stream.congested
+    client.take()
+    waits = scene.core.counts.write_seconds
+    assert sum(waits.counts) == 1 and waits.sum >= 0.0
+
+
+def test_when_a_dial_failed_is_exact(scene: Scene) -> None:
+    agent, client = Agent(scene), Client(scene)
+    client.dial(dial_id=5)
+    agent.take()
+    scene.now += 0.1  # and no tick
+    agent.send(DialResponse("no such host", 0, 5))
+    assert agent.backend.last_error_at == scene.now
+    client.dial(dial_id=6)
+    scene.now += 0.1
+    agent.send(CloseDial(6))
+    assert agent.backend.last_error_at == scene.now
