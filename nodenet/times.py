@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 _NS = 1_000_000_000
 _CLOCK_READS = 16
 _CLOCK_STEP_NS = 10_000
+#: More than two clocks drift apart while somebody looks; less is no reason to move what was shown.
+_CLOCK_SET_SECONDS = 1.0
 
 
 def rfc3339(moment: datetime) -> str:
@@ -34,6 +36,24 @@ def parse_rfc3339(text: str) -> datetime:
     if moment.tzinfo is None:
         raise ValueError(f"{text} has no time zone")
     return moment
+
+
+class DayTimes:
+    """Times of day of the moments of a steady clock, the same whenever they are asked for.
+
+    The distance of the two clocks is measured once, and anew when somebody has set the time: two
+    readings are never from the same moment, so each measurement differs by microseconds.
+    """
+
+    def __init__(self) -> None:
+        self._distance: float | None = None
+
+    def rfc3339(self, moment: float, *, now: float, wall: float) -> str:
+        """A moment of the steady clock, in seconds; ``now`` and ``wall`` is what both say now."""
+        distance = wall - now
+        if self._distance is None or abs(distance - self._distance) > _CLOCK_SET_SECONDS:
+            self._distance = distance
+        return rfc3339_ns(int((moment + self._distance) * _NS))
 
 
 def boot_offset_ns() -> int:

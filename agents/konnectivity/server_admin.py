@@ -30,7 +30,7 @@ from nodenet.konnectivity.grpc_frontend import ProxyStream
 from nodenet.konnectivity.identifiers import host_of
 from nodenet.konnectivity.server_tunnel import State, Tunnel
 from nodenet.konnectivity.strategies import NO_AGENT
-from nodenet.times import rfc3339_ns
+from nodenet.times import DayTimes
 
 #: Rows made before others get their turn.
 _AT_ONCE: Final = 500
@@ -43,6 +43,7 @@ class ServerAdmin:
         self._server = server
         self._leases = leases
         self._pprof = Pprof()
+        self._times = DayTimes()
 
     def close(self) -> None:
         """Ends a profile that is being taken."""
@@ -96,7 +97,7 @@ class ServerAdmin:
     def view(self) -> AgentsView:
         """All agents' streams, in the order they came."""
         server, core = self._server, self._server.core
-        now, wall = server.loop.time(), time.time()
+        now = server.loop.time()
         streams: dict[str, int] = {}
         for backend in core.backends:
             streams[backend.agent_id] = streams.get(backend.agent_id, 0) + 1
@@ -107,10 +108,15 @@ class ServerAdmin:
             ready=core.backends.ready() and not server.draining,
             draining=server.draining,
             agents=[
-                _agent_row(backend, streams[backend.agent_id], now, wall)
+                _agent_row(backend, streams[backend.agent_id], now, self._error_at(backend, now))
                 for backend in core.backends
             ],
         )
+
+    def _error_at(self, backend: Backend, now: float) -> str | None:
+        if backend.last_error is None:
+            return None
+        return self._times.rfc3339(backend.last_error_at, now=now, wall=time.time())
 
     async def _connections(self, _request: Request) -> Response:
         now = self._server.loop.time()
@@ -161,10 +167,9 @@ def _choice(candidates: list[Backend]) -> list[str]:
     return list(dict.fromkeys(backend.agent_id for backend in usable))
 
 
-def _agent_row(backend: Backend, streams: int, now: float, wall: float) -> AgentRow:
+def _agent_row(backend: Backend, streams: int, now: float, error_at: str | None) -> AgentRow:
     found = backend.identifiers
     dials = sorted(backend.recent_dials)
-    error_at = wall - (now - backend.last_error_at)
     return AgentRow(
         agent_id=backend.agent_id,
         node=found.host[0] if found.host else None,
@@ -179,7 +184,7 @@ def _agent_row(backend: Backend, streams: int, now: float, wall: float) -> Agent
         failed=backend.failed,
         age_s=round(now - backend.connected_at, 3),
         last_error=backend.last_error,
-        last_error_at=rfc3339_ns(int(error_at * 1e9)) if backend.last_error is not None else None,
+        last_error_at=error_at,
         dial_ms_p50=_percentile(dials, 50),
         dial_ms_p99=_percentile(dials, 99),
         queue_bytes=sum(tunnel.queue.size for tunnel in backend.tunnels.values()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +21,7 @@ from nodenet.agents.konnectivity.views import (
 from nodenet.cli import numbers
 from nodenet.cli.commands import Verb
 from nodenet.cli.globals import Globals, list_options, pass_globals
-from nodenet.cli.output import emit_list, emit_report
+from nodenet.cli.output import chosen, emit_list, emit_report
 from nodenet.cli.style import Style
 from nodenet.cli.tables import Column, Elide, render_table
 from nodenet.errors import NodenetError, NotFound, NotPermitted, UsageError
@@ -35,8 +36,8 @@ ANSWER_SECONDS = 30.0
 PROBE_SECONDS = 1.0
 SERVER_SOCKET = "konnectivity.sock"
 AGENT_SOCKET = "konnectivity-agent.sock"
-
-
+#: Keys that are new in each answer.
+MOVING = ("age_s",)
 #: Longest answer that is shown as a daemon's own error.
 _SAID = 200
 
@@ -163,27 +164,69 @@ def show(
         raise UsageError("--why and --connections exclude each other")
     if why == "":
         raise UsageError("--why is empty", hint="--why HOST, or --why HOST:PORT")
+    if why is not None:
+        _refuse_list_options(g)
     daemon = _Daemon(g, role, admin)
     if why is not None:
         return _show_why(g, daemon, why)
     if connections:
-        kind: Any = list[ServerTunnelRow] if daemon.role == "server" else list[AgentTunnelRow]
+        row: Any = ServerTunnelRow if daemon.role == "server" else AgentTunnelRow
         emit_list(
             g,
-            lambda: list(daemon.ask("/v1/connections", kind)),
+            lambda: list(daemon.ask("/v1/connections", list[row])),
             TUNNELS,
+            row_type=row,
             name="connect_id",
             empty="no tunnels",
+            moving=MOVING,
         )
         return 0
-    if daemon.role == "server":
-        report = emit_report(g, lambda: _server_report(daemon), _server_text)
-        if not report.ok:
-            raise NotConnected(_why_no_agents(report))
-        return 0
-    report = emit_report(g, lambda: _agent_report(daemon), _agent_text)
-    if not report.ok:
-        raise NotConnected(_why_fewer(report))
+    return _show_server(g, daemon) if daemon.role == "server" else _show_agent(g, daemon)
+
+
+def _refuse_list_options(g: Globals) -> None:
+    """UsageError for what would have no effect on an answer that is no list."""
+    given = {"--sort": g.sort is not None, "--limit": g.limit is not None}
+    for option, there in {**given, "--fail-empty": g.fail_empty}.items():
+        if there:
+            raise UsageError(
+                f"--why and {option} exclude each other",
+                hint=f"{option} is for the agents, the servers and --connections",
+            )
+
+
+def _show_server(g: Globals, daemon: _Daemon) -> int:
+    whole: ServerReport | None = None
+
+    def report() -> ServerReport:
+        nonlocal whole
+        whole = _server_report(daemon)
+        agents = chosen(g, whole.agents, row_type=AgentRow, empty="no agents")
+        return msgspec.structs.replace(whole, agents=agents)
+
+    def text(shown: ServerReport, style: Style) -> str:
+        assert whole is not None
+        return _server_head(whole) + _table(shown.agents, AGENTS, style)
+
+    emit_report(g, report, text, moving=MOVING)
+    # what --limit leaves out is there all the same
+    if whole is not None and not whole.ok:
+        raise NotConnected(_why_no_agents(whole))
+    return 0
+
+
+def _show_agent(g: Globals, daemon: _Daemon) -> int:
+    whole: AgentReport | None = None
+
+    def report() -> AgentReport:
+        nonlocal whole
+        whole = _agent_report(daemon)
+        servers = chosen(g, whole.servers, row_type=ServerRow, empty="no servers")
+        return msgspec.structs.replace(whole, servers=servers)
+
+    emit_report(g, report, _agent_text, moving=MOVING)
+    if whole is not None and not whole.ok:
+        raise NotConnected(_why_fewer(whole))
     return 0
 
 
@@ -281,13 +324,17 @@ def _server_report(daemon: _Daemon) -> ServerReport:
     )
 
 
-def _server_text(report: ServerReport, style: Style) -> str:
+def _server_head(report: ServerReport) -> str:
     count = len({row.agent_id for row in report.agents})
-    head = (
+    return (
         f"server {report.server_id}: {count} agents, 1 of {report.server_count} servers, "
         f"strategies {','.join(report.strategies)}{', draining' if report.draining else ''}\n"
     )
-    return head + (render_table(report.agents, AGENTS, style) if report.agents else "")
+
+
+def _table(rows: list[Any], columns: Sequence[Column], style: Style) -> str:
+    """Without rows nothing, not even a header."""
+    return render_table(rows, columns, style) if rows else ""
 
 
 def _why_no_agents(report: ServerReport) -> str:
@@ -317,7 +364,7 @@ def _agent_text(report: AgentReport, style: Style) -> str:
         f"connected to {report.connected} of {report.known} servers "
         f"(count from: {report.count_from}){', draining' if report.draining else ''}\n"
     )
-    return head + (render_table(report.servers, SERVERS, style) if report.servers else "")
+    return head + _table(report.servers, SERVERS, style)
 
 
 def _why_fewer(report: AgentReport) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -33,6 +33,7 @@ def emit_list(
     name: str | None = None,
     empty: str | None = None,
     render: Callable[[list[Row], Style], str] | None = None,
+    moving: Collection[str] = (),
 ) -> None:
     """Prints a list: an array of objects, or a table.
 
@@ -40,15 +41,14 @@ def emit_list(
     lets --sort check its key even when there are no rows. ``name`` is the JSON key that -o name
     prints and by which --watch knows a row again (default: the first column's). ``empty`` is the
     notice for a human when there is nothing. ``render`` makes the text where a table is not enough.
-    Applies --sort, --limit and --fail-empty.
+    ``moving`` are keys that are new in each round, such as ages: alone they are no change to
+    --watch with JSON. Applies --sort, --limit and --fail-empty.
     """
     identity = name or columns[0].key
 
     def produce() -> list[Row]:
         found = list(rows() if callable(rows) else rows)
-        if not found and g.fail_empty:
-            raise NotFound(f"nothing found{f': {empty}' if empty else ''}")
-        return _limited(g, _sorted(g, found, columns, row_type))
+        return chosen(g, found, row_type=row_type, empty=empty)
 
     def show(found: list[Row], style: Style) -> str:
         if not found and empty and g.limit != 0:
@@ -56,7 +56,7 @@ def emit_list(
         return render(found, style) if render else render_table(found, columns, style)
 
     if g.watch is not None:
-        _watch(g, produce, show, identity)
+        _watch(g, produce, show, identity, moving)
         return
     found = produce()
     if g.format is Format.NAME:
@@ -65,18 +65,39 @@ def emit_list(
         _write(show(found, g.style))
 
 
+def chosen(
+    g: Globals,
+    rows: list[Row],
+    *,
+    row_type: type[msgspec.Struct] | None = None,
+    empty: str | None = None,
+) -> list[Row]:
+    """The rows that --sort and --limit leave, for reports that hold a list; see `emit_list`.
+
+    UsageError for an unknown key, NotFound for no rows with --fail-empty.
+    """
+    if not rows and g.fail_empty:
+        raise NotFound(f"nothing found{f': {empty}' if empty else ''}")
+    return _limited(g, _sorted(g, rows, row_type))
+
+
 def emit_report(
-    g: Globals, report: Report | Callable[[], Report], render: Callable[[Any, Style], str]
+    g: Globals,
+    report: Report | Callable[[], Report],
+    render: Callable[[Any, Style], str],
+    *,
+    moving: Collection[str] = (),
 ) -> Any:
     """Prints one object, or what ``render`` makes of it, and returns it.
 
-    ``report`` is a function where the verb takes --watch. -o name is refused: a report has none.
+    ``report`` is a function where the verb takes --watch; ``moving`` as in `emit_list`, at any
+    depth. -o name is refused: a report has none.
     """
     produce = report if callable(report) else lambda: report
     if g.format is Format.NAME:
         raise UsageError("-o name: this command prints a report, which has no names")
     if g.watch is not None:
-        return _watch(g, produce, render, None)
+        return _watch(g, produce, render, None, moving)
     found = produce()
     if not _emit_data(g, found):
         _write(_ended(render(found, g.style)))
@@ -170,13 +191,14 @@ def _watch(
     produce: Callable[[], Any],
     render: Callable[[Any, Style], str],
     identity: str | None,
+    moving: Collection[str],
 ) -> Any:
     """Asks again every ``g.watch`` seconds until Ctrl-C; returns the last answer."""
     assert g.watch is not None
     if g.format is Format.NAME:
         raise UsageError("-o name and --watch do not go together; use -j --watch")
     as_data = g.format in (Format.JSON, Format.YAML)
-    changes = _Changes(identity)
+    changes = _Changes(identity, moving)
     found = None
     with Stream(g, lambda item, _style: str(item)) as stream:
         first = True
@@ -196,8 +218,9 @@ def _watch(
 class _Changes:
     """Which objects are new, different or gone since the last round, as JSON objects."""
 
-    def __init__(self, identity: str | None) -> None:
+    def __init__(self, identity: str | None, moving: Collection[str]) -> None:
         self._identity = identity
+        self._moving = frozenset(moving)
         self._last: dict[Any, Any] = {}
 
     def since_last(self, found: Any) -> list[dict[str, Any]]:
@@ -209,24 +232,27 @@ class _Changes:
         changes = [
             {"change": "changed" if key in self._last else "added", **row}
             for key, row in now.items()
-            if self._last.get(key) != row
+            if key not in self._last or self._still(self._last[key]) != self._still(row)
         ]
         changes += [{"change": "gone", **row} for key, row in self._last.items() if key not in now]
         self._last = now
         return changes
 
+    def _still(self, data: Any) -> Any:
+        """``data`` without the keys that always move."""
+        if not self._moving:
+            return data
+        if isinstance(data, dict):
+            return {k: self._still(v) for k, v in data.items() if k not in self._moving}
+        return [self._still(each) for each in data] if isinstance(data, list) else data
 
-def _sorted(
-    g: Globals,
-    rows: list[Row],
-    columns: Sequence[Column],
-    row_type: type[msgspec.Struct] | None,
-) -> list[Row]:
+
+def _sorted(g: Globals, rows: list[Row], row_type: type[msgspec.Struct] | None) -> list[Row]:
     """By --sort; absent values come last in both directions, equal ones keep their order."""
     if g.sort is None:
         return rows
     key, backwards = g.sort.removeprefix("-"), g.sort.startswith("-")
-    known = _keys(rows, columns, row_type)
+    known = _keys(rows, row_type)
     if known is not None and key not in known:
         raise UsageError(f"unknown key {key} in --sort", hint=f"one of: {' '.join(known)}")
     present = [row for row in rows if field(row, key) is not None]
@@ -239,9 +265,7 @@ def _sorted(
     return present + absent
 
 
-def _keys(
-    rows: Sequence[Row], columns: Sequence[Column], row_type: type[msgspec.Struct] | None
-) -> list[str] | None:
+def _keys(rows: Sequence[Row], row_type: type[msgspec.Struct] | None) -> list[str] | None:
     """The JSON keys of a row; None when neither a row nor a type says."""
     if row_type is None and rows and isinstance(rows[0], msgspec.Struct):
         row_type = type(rows[0])

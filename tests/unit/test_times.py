@@ -49,3 +49,14 @@ def test_the_distance_of_the_clocks_is_the_same_each_time() -> None:
     """A record has one start, whichever run prints it."""
     # a step of 10 us: a clock right at its edge may fall to either side
     assert len({times.boot_offset_ns() for _ in range(50)}) <= 2
+
+
+def test_a_moment_of_a_steady_clock_has_one_time_of_day() -> None:
+    times_of_day = times.DayTimes()
+    first = times_of_day.rfc3339(10.0, now=100.0, wall=1090.0)
+    assert first == "1970-01-01T00:16:40.000000Z"
+    later = times_of_day.rfc3339(10.0, now=200.0, wall=1190.000_007)
+    assert later == first, "the clocks are never read at the same moment"
+    assert times_of_day.rfc3339(10.5, now=200.0, wall=1190.0) == "1970-01-01T00:16:40.500000Z"
+    moved = times_of_day.rfc3339(10.0, now=300.0, wall=1301.5)
+    assert moved == "1970-01-01T00:16:51.500000Z", "somebody has set the time"

@@ -90,6 +90,27 @@ def show(g: Globals) -> int:
     return 1
 
 
+@item.command("ages", hidden=True)
+@list_options
+@click.option("--report", is_flag=True)
+@pass_globals
+def ages(g: Globals, report: bool) -> None:
+    """Things that grow older, and of which one changes at last."""
+    rounds = iter(((1, "ok"), (2, "ok"), (3, "bad")))
+
+    def rows() -> list[dict[str, object]]:
+        try:
+            age, state = next(rounds)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+        return [{"id": "a", "state": state, "age_s": age}, {"id": "b", "age_s": age}]
+
+    if report:
+        emit_report(g, lambda: {"ok": True, "rows": rows()}, lambda r, _: "", moving=("age_s",))
+    else:
+        emit_list(g, rows, (Column("ID", "id"),), moving=("age_s",))
+
+
 @item.command("events")
 @pass_globals
 def events(g: Globals) -> None:

@@ -104,6 +104,42 @@ def test_why(tmp_path: Path, capsys: Capture) -> None:
     run(test())
 
 
+def test_rows_are_chosen_as_those_of_a_list(tmp_path: Path, capsys: Capture) -> None:
+    async def test() -> None:
+        async with asked(tmp_path) as scene:
+            status, out, err = await asyncio.to_thread(shown(capsys, tmp_path, "--fail-empty"))
+            assert (status, out, err) == (4, "", "nodenet: nothing found: no agents\n")
+            async with fake_agent(scene.server, "a1"), fake_agent(scene.server, "a2"):
+
+                async def agents(*options: str) -> tuple[list[str], str]:
+                    call = shown(capsys, tmp_path, *options, "-j")
+                    status, out, err = await asyncio.to_thread(call)
+                    assert status == 0
+                    return [row["agent_id"] for row in json.loads(out)["agents"]], err
+
+                assert await agents("--sort", "-agent_id", "--fail-empty") == (["a2", "a1"], "")
+                left_out = "nodenet: 1 of 2 left out (--limit 1)\n"
+                assert await agents("--sort", "agent_id", "--limit", "1") == (["a1"], left_out)
+                assert (await agents("--limit", "0"))[0] == [], "and it is ready all the same"
+                _, out, _ = await asyncio.to_thread(shown(capsys, tmp_path, "--limit", "1"))
+                assert out.startswith("server s1: 2 agents") and len(out.splitlines()) == 3
+                status, out, err = await asyncio.to_thread(
+                    shown(capsys, tmp_path, "--sort", "nokey")
+                )
+                assert status == 2 and out == ""
+                assert err.startswith(
+                    "nodenet: unknown key nokey in --sort; one of: agent_id node address "
+                )
+
+    run(test())
+
+
+@pytest.mark.parametrize("option", [("--sort", "why"), ("--limit", "1"), ("--fail-empty",)])
+def test_a_walk_through_the_strategies_is_no_list(capsys: Capture, option: tuple[str]) -> None:
+    assert main(["--id", "nobody", "konnectivity", "show", "--why", "x", *option]) == 2
+    assert f"--why and {option[0]} exclude each other; " in capsys.readouterr().err
+
+
 def test_nobody_there(capsys: Capture, tmp_path: Path) -> None:
     status, out, err = shown(capsys, tmp_path)()
     assert status == 4 and out == ""
@@ -147,6 +183,11 @@ def test_a_killed_server_does_not_hide_the_agent(
             assert status == 1 and out.startswith("connected to 0 of 1 servers"), err
             status, _, _ = await asyncio.to_thread(call, "--role", "server")
             assert status == 4, "whoever asks for the server gets no agent"
+            status, _, err = await asyncio.to_thread(call, "--sort", "nokey")
+            assert status == 2 and "one of: server_id address state " in err
+            status, out, err = await asyncio.to_thread(call, "--limit", "0")
+            assert status == 1 and out == "connected to 0 of 1 servers (count from: server)\n"
+            assert "connected to 0 of 1 servers: 127.0.0.1:1: " in err, "of all, not of those shown"
             stop.request()
             stop.request()
 

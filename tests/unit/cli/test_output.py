@@ -155,6 +155,19 @@ def test_watch_as_json_prints_changes_only(items: Callable) -> None:  # type: ig
     assert lines[0].keys() == {"change", "id", "pod", "remote", "state", "bytes_sent"}
 
 
+def test_a_watch_does_not_tell_of_ages_alone(items: Callable) -> None:  # type: ignore[type-arg]
+    lines = [json.loads(t) for t in items("item", "ages", "-j", "-w", "0.1").out.splitlines()]
+    assert [(line["change"], line["id"], line["age_s"]) for line in lines] == [
+        ("added", "a", 1),
+        ("added", "b", 1),
+        ("changed", "a", 3),
+    ]
+    out = items("item", "ages", "--report", "-j", "-w", "0.1").out
+    first, second = (json.loads(line) for line in out.splitlines())
+    assert (first["change"], second["change"]) == ("added", "changed")
+    assert [row["age_s"] for row in second["rows"]] == [3, 3]
+
+
 def test_watch_without_a_number_takes_its_default(items: Callable) -> None:  # type: ignore[type-arg]
     outcome = items("item", "list", "-o", "name", "-w")
     assert outcome.status == 2

@@ -184,6 +184,29 @@ def test_agents_and_tunnels_are_shown(tmp_path: Path) -> None:
     run(test())
 
 
+def test_an_error_has_the_same_time_whenever_it_is_asked_for(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with (
+            asked(tmp_path, Mode.GRPC) as scene,
+            fake_agent(scene.server, "a1") as agent,
+            proxy_stream(tmp_path / "f") as client,
+        ):
+            client.send(DialRequest("tcp", "10.0.0.1:80", 5))
+            dial = await agent.next()
+            assert isinstance(dial, DialRequest)
+            agent.send(DialResponse("connection refused", 0, dial.random))
+            await client.next()
+            seen = set()
+            for _ in range(5):
+                raw = (await scene.admin("/v1/agents")).body
+                (row,) = msgspec.json.decode(raw, type=AgentsView).agents
+                assert row.last_error == "connection refused"
+                seen.add(row.last_error_at)
+            assert len(seen) == 1 and None not in seen
+
+    run(test())
+
+
 def test_why_an_agent_would_be_taken(tmp_path: Path) -> None:
     async def test() -> None:
         strategies = (Strategy.DEST_HOST, Strategy.DEFAULT_ROUTE)
