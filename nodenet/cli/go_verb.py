@@ -1,7 +1,7 @@
-"""Verbs that take upstream's flags: everything after the verb is left to `go_flags`.
+"""Verbs that take upstream's flags, and nodenet's global options beside them.
 
-Of nodenet's own options only ``-h``, ``--help`` and ``--id ID`` are taken there; the others stand
-before the object.
+Upstream's flags and klog's are left to `go_flags`, which are also the ones that win where both know
+a name. ``-v`` is klog's with a number, ``-v=4``, ``--v=4`` or ``-v 4``, and nodenet's without.
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ from typing import Any
 import click
 
 from nodenet.cli.commands import Verb
-from nodenet.cli.globals import of
-from nodenet.errors import UsageError
-from nodenet.konnectivity.go_flags import Flag, help_records
-from nodenet.paths import Instance
+from nodenet.konnectivity.go_flags import Flag, help_records, words_of
 
 
 class GoVerb(Verb):
@@ -26,27 +23,61 @@ class GoVerb(Verb):
         self.flags = flags
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Takes out what is nodenet's own and keeps the rest as it is."""
-        rest: list[str] = []
-        words = iter(args)
-        for word in words:
-            if word in ("-h", "--help"):
-                click.echo(self.get_help(ctx), color=ctx.color)
-                ctx.exit()
-            elif word == "--id" or word.startswith("--id="):
-                value = next(words, None) if word == "--id" else word.partition("=")[2]
-                if not value:
-                    raise UsageError("--id needs a value", hint="--id=lab")
-                of(ctx).id = Instance(value).id
-            else:
-                rest.append(word)
-        ctx.params["arguments"] = tuple(rest)
+        """Takes in what is nodenet's own and keeps the rest as it is."""
+        known = {flag.name: flag for flag in self.flags}
+        values = self._options(ctx)
+        upstream: list[str] = []
+        own: list[str] = []
+        at = 0
+        while at < len(args):
+            word = args[at]
+            size = words_of(known, args, at) if word.startswith("-") else 0
+            into = upstream
+            if (word == "-v" and size == 1) or not size:
+                size, into = _own(values, word), own
+                if not size:
+                    # a stray word or an unknown flag, of which upstream's parser complains
+                    size, into = 1, upstream
+            into += args[at : at + size]
+            at += size
+        super().parse_args(ctx, own)
+        ctx.params["arguments"] = tuple(upstream)
         ctx.args = []
         return []
+
+    def _options(self, ctx: click.Context) -> dict[str, bool]:
+        """nodenet's options by spelling, and whether each takes a value."""
+        return {
+            name: not (option.is_flag or option.count)
+            for option in self.get_params(ctx)
+            if isinstance(option, click.Option)
+            for name in option.opts
+        }
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Upstream's flags."""
         with formatter.section("Flags"):
             formatter.write_dl(help_records(self.flags))
         formatter.write_paragraph()
-        formatter.write_text("klog's flags are taken and mean nothing; nodenet -v says more.")
+        formatter.write_text(
+            "klog's flags are taken and mean nothing, -v=4 too; -v and -vv are nodenet's, and its "
+            "other global options work here as well: nodenet --help lists them."
+        )
+
+
+def _own(values: dict[str, bool], word: str) -> int:
+    """Of how many words an option of nodenet's is: 2 with a value behind it, 0 when it is none."""
+    if word.startswith("--"):
+        name, equals, _ = word.partition("=")
+        if name not in values:
+            return 0
+        return 2 if values[name] and not equals else 1
+    # -port=1 is a slip of --port=1, and not -p -o rt=1
+    letters = word[1:] if word.startswith("-") and "=" not in word else ""
+    for at, letter in enumerate(letters, 1):
+        takes = values.get(f"-{letter}")
+        if takes is None:
+            return 0
+        if takes:
+            return 1 if letters[at:] else 2
+    return 1 if letters else 0

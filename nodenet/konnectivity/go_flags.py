@@ -2,13 +2,13 @@
 
 ``--name=value``, ``--name value``, ``--flag``, ``--flag=false``, with ``_`` for ``-`` as well;
 lists as ``a,b``, ``[a,b]`` or the flag repeated; durations as ``1h30m``, ``500ms``, ``0``. klog's
-flags are taken and mean nothing here.
+flags are taken and mean nothing here; the word behind its ``-v`` is its own only when it is a number.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -133,28 +133,26 @@ def parse(program: str, flags: Iterable[Flag], arguments: Sequence[str]) -> Pars
     values: dict[str, Value] = {name: flag.default for name, flag in known.items()}
     given: set[str] = set()
     ignored: list[str] = []
-    words = iter(arguments)
-    for word in words:
+    at = 0
+    while at < len(arguments):
+        word = arguments[at]
         if not word.startswith("-") or word in ("-", "--"):
             raise UsageError(f"{program} takes flags only: {word!r}", hint=f"{program} --help")
-        name, equals, text = word.lstrip("-").partition("=")
-        name = name.replace("_", "-")
-        if name not in known and name in KLOG:
-            if not equals and not KLOG[name]:
-                next(words, None)
+        size = words_of(known, arguments, at)
+        if not size:
+            raise UsageError(f"unknown flag {word}: {program}", hint=f"{program} --help")
+        at += size
+        name, equals, text = _split(word)
+        flag = known.get(name)
+        if flag is None:
             ignored.append(word)
             continue
-        flag = known.get(name)
-        if flag is None or (not word.startswith("--") and len(name) > 1):
-            raise UsageError(f"unknown flag {word}: {program}", hint=f"{program} --help")
-        if not equals:
-            if flag.kind is Kind.SWITCH:
-                text = "true"
-            else:
-                following = next(words, None)
-                if following is None:
-                    raise UsageError(f"--{name} needs a value", hint=f"--{name}={flag.kind.value}")
-                text = following
+        if size == 2:
+            if at > len(arguments):
+                raise UsageError(f"--{name} needs a value", hint=f"--{name}={flag.kind.value}")
+            text = arguments[at - 1]
+        elif not equals:
+            text = "true"
         value = convert(flag, text)
         if flag.kind is Kind.LIST and name in given:
             old = values[name]
@@ -163,6 +161,29 @@ def parse(program: str, flags: Iterable[Flag], arguments: Sequence[str]) -> Pars
         values[name] = value
         given.add(name)
     return Parsed(values, frozenset(given), tuple(ignored))
+
+
+def words_of(known: Mapping[str, Flag], words: Sequence[str], at: int) -> int:
+    """Of how many words the flag at ``at`` is: 2 with a value behind it, 0 when nobody knows it."""
+    word = words[at]
+    name, equals, _ = _split(word)
+    flag = known.get(name)
+    if flag is not None:
+        if not word.startswith("--") and len(name) > 1:
+            return 0
+        return 1 if equals or flag.kind is Kind.SWITCH else 2
+    if name not in KLOG:
+        return 0
+    if name == "v":
+        # behind nodenet's own -v comes the next flag, which must not be lost
+        return 2 if not equals and at + 1 < len(words) and words[at + 1].isdecimal() else 1
+    return 1 if equals or KLOG[name] else 2
+
+
+def _split(word: str) -> tuple[str, str, str]:
+    """Name, ``=`` or nothing, and value."""
+    name, equals, text = word.lstrip("-").partition("=")
+    return name.replace("_", "-"), equals, text
 
 
 def convert(flag: Flag, text: str) -> Value:

@@ -65,11 +65,18 @@ def test_what_was_given_is_known() -> None:
     [
         ["--logtostderr=true", "--v=4", "-v=2", "-v", "3", "--log_file", "/x", "--one-output"],
         ["--log-file-max-size=0", "--skip-headers", "--stderrthreshold", "2", "--vmodule=a=1"],
+        ["-v"],
+        ["--v"],
     ],
 )
 def test_klog_is_ignored(words: list[str]) -> None:
     parsed = parse("p", FLAGS, [*words, "--port=1"])
     assert parsed.ignored and parsed.number("port") == 1 and parsed.given == {"port"}
+
+
+def test_a_flag_without_its_value_at_the_end() -> None:
+    assert parse("p", FLAGS, ["--port=1", "--log-file"]).ignored == ("--log-file",)
+    assert parse("p", FLAGS, ["-v"]).ignored == ("-v",)
 
 
 @pytest.mark.parametrize(
