@@ -29,7 +29,8 @@ from nodenet.rpc.connection import Role
 from nodenet.rpc.headers import Metadata
 from nodenet.rpc.limits import Limits
 from nodenet.rpc.status import Code, Status
-from nodenet.tls.errors import PeerUntrusted, TlsError, WrongName
+from nodenet.tls.context import EXPIRED, NOT_YET_VALID, WRONG_PURPOSE
+from nodenet.tls.errors import PeerUntrusted, TlsError, WrongName, alert_in
 
 #: For TCP, TLS and the server's initial metadata. Upstream waits for ever.
 CONNECT_SECONDS: Final = 10.0
@@ -39,6 +40,27 @@ USER_TIMEOUT_SECONDS: Final = 30
 IDLE_SECONDS: Final = 1.0
 #: Upstream's numbers, see docs/konnectivity.md: bytes a stream may have under way towards us.
 _LIMITS: Final = Limits()
+#: What is to be done about a server's own certificate, by what is wrong with it.
+_REMEDIES: Final = {
+    EXPIRED: "the server must renew its --cluster-cert, or a clock is wrong",
+    NOT_YET_VALID: "a clock is wrong, or the server must replace its --cluster-cert",
+    WRONG_PURPOSE: "the server's --cluster-cert is not one for servers (no serverAuth)",
+}
+#: Alerts about the certificate that we show. With TLS 1.2 the first one also means that there is
+#: none (Go: src/crypto/tls/handshake_server.go, processCertsFromClient).
+_CERTIFICATE_ALERTS: Final = frozenset(
+    {
+        "bad certificate",
+        "unsupported certificate",
+        "certificate revoked",
+        "certificate expired",
+        "certificate unknown",
+        "certificate required",
+        "unknown ca",
+    }
+)
+#: How a status begins that is not the server's, see `RpcProtocol.connection_lost`.
+_CONNECTION_LOST: Final = "connection lost: tls: "
 
 T = TypeVar("T")
 
@@ -106,7 +128,8 @@ class ServerStream(CallHandler):
             self.close("connecting failed")
             if isinstance(error, ConnectFailed):
                 raise
-            raise ConnectFailed(f"{self.address}: {_explain(error)}") from error
+            text = _explain(error, self._config)
+            raise ConnectFailed(f"{self.address}: {text}") from error
         except BaseException:
             self.close("cancelled")
             raise
@@ -124,7 +147,6 @@ class ServerStream(CallHandler):
                 limits=Limits(keepalive_seconds=config.keepalive),
                 authority=authority,
                 secure=True,
-                on_lost=self._connection_lost,
             ),
             context,
             config.server_host,
@@ -136,6 +158,9 @@ class ServerStream(CallHandler):
         ]
         if token is not None:
             metadata.append(("authorization", f"Bearer {token}"))
+        if protocol.connection.over is not None:
+            # TLS 1.3 tells who is refused behind the handshake, and that may come with its end
+            raise self._lost(protocol.connection.over)
         protocol.connection.on_draining = self._server_draining
         self._call = protocol.connection.open(AGENT_METHOD, self, tuple(metadata))
         await self._answer
@@ -214,7 +239,7 @@ class ServerStream(CallHandler):
     def closed(self, status: Status) -> None:
         """See `CallHandler`: the server ended the call, or the connection is lost."""
         if not self._answer.done():
-            self._answer.set_exception(ConnectFailed(f"{self.address}: {status}"))
+            self._answer.set_exception(self._lost(status))
         self._end(status)
         # nothing else runs on it; not from within the connection's own work
         self._loop.call_soon(self.close)
@@ -276,11 +301,10 @@ class ServerStream(CallHandler):
         if was is not State.CONNECTING:
             self._on_change(self)
 
-    def _connection_lost(self, _protocol: RpcProtocol) -> None:
-        # the call was told before, except when there was none yet
-        if self._answer.done():
-            return
-        self._answer.set_exception(ConnectFailed(f"{self.address}: connection closed by the peer"))
+    def _lost(self, status: Status) -> ConnectFailed:
+        """Why there was no answer."""
+        said = status.text.startswith(_CONNECTION_LOST) and _alert(status.text, self._config)
+        return ConnectFailed(f"{self.address}: {said or status}")
 
     def _server_draining(self) -> None:
         """GOAWAY: tunnels go on, another connection is sought meanwhile."""
@@ -311,7 +335,7 @@ class ServerStream(CallHandler):
         self._arm()
 
 
-def _explain(error: OSError | NodenetError) -> str:
+def _explain(error: OSError | NodenetError, config: AgentConfig) -> str:
     """Why a connection could not be made, and what to do."""
     match error:
         case WrongName(name=name):
@@ -320,12 +344,39 @@ def _explain(error: OSError | NodenetError) -> str:
                 "use --proxy-server-host or fix the SAN"
             )
         case PeerUntrusted():
-            return f"x509 {error.reason}; check --ca-cert"
+            return f"x509 {error.reason}; {_remedy(error)}"
         case TlsError():
-            return f"tls {error.reason}"
+            return _alert(error.message, config) or f"tls {error.reason}"
         case NodenetError():
             return error.line()
     if error.errno and not isinstance(error, socket.gaierror):
         # asyncio puts its own words in the place of the system's
         return os.strerror(error.errno).lower()
     return (error.strerror or str(error) or type(error).__name__).lower()
+
+
+def _remedy(error: PeerUntrusted) -> str:
+    """Who can do something about a server's certificate."""
+    if not error.depth:
+        return _REMEDIES.get(error.number, "check --ca-cert")
+    if error.number in (EXPIRED, NOT_YET_VALID):
+        return "renew the servers' CA and --ca-cert, or a clock is wrong"
+    return "check --ca-cert"
+
+
+def _alert(text: str, config: AgentConfig) -> str | None:
+    """What a server means that has refused our certificate; None for everything else."""
+    alert = alert_in(text)
+    if alert not in _CERTIFICATE_ALERTS:
+        return None
+    said, file = f"tls alert {alert}: the server", f"--agent-cert {config.cert}"
+    if config.cert is None:
+        return f"{said} wants a certificate: give --agent-cert and --agent-key"
+    match alert:
+        case "certificate expired":
+            return f"{said} refuses {file}: renew it"
+        case "unknown ca":
+            return f"{said} does not know the CA of {file}"
+        case "certificate required":
+            return f"{said} wants a certificate, and {file} is none for it"
+    return f"{said} refuses {file}"

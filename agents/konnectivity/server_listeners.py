@@ -14,6 +14,7 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, cast
 
@@ -29,7 +30,8 @@ from nodenet.konnectivity.tls_files import TlsUnusable, load_authorities, load_p
 from nodenet.rpc import read_buffer
 from nodenet.rpc.aio import RpcProtocol
 from nodenet.rpc.call import Buffer
-from nodenet.tls.context import Context, Side
+from nodenet.tls.context import Context, Side, untimely
+from nodenet.tls.errors import CredentialsUnusable
 
 #: Seconds between two looks at the files. The kubelet itself takes a minute to show a new secret.
 RELOAD_SECONDS: Final = 5.0
@@ -111,7 +113,8 @@ class Listener:
     async def prepare(self) -> None:
         """Reads the files. TlsUnusable."""
         if self._tls is not None:
-            self._digest, self._context = await asyncio.to_thread(self._load, self._tls)
+            self._digest, self._context, wrong = await asyncio.to_thread(self._load, self._tls)
+            self._warn(wrong)
 
     async def start(self) -> None:
         """Accepts from now on."""
@@ -128,7 +131,7 @@ class Listener:
             try:
                 if await asyncio.to_thread(digest, tls) == self._digest:
                     continue
-                self._digest, context = await asyncio.to_thread(self._load, tls)
+                self._digest, context, wrong = await asyncio.to_thread(self._load, tls)
             except TlsUnusable as error:
                 # the files of a rotation change one after the other: once is no news
                 if said == error.message:
@@ -144,11 +147,22 @@ class Listener:
                 logger.warning("%s: cannot take new certificates: %s", self.name, error)
                 continue
             logger.info("%s: certificates of %s are in use", self.name, tls.cert)
+            self._warn(wrong)
 
-    def _load(self, tls: TlsFiles) -> tuple[bytes, Context]:
+    def _load(self, tls: TlsFiles) -> tuple[bytes, Context, str | None]:
         # before the context: a change in between is then seen as one more
         before = digest(tls)
-        return before, make_context(tls, alpn=self._alpn, ciphers=self._ciphers, least=self._least)
+        made = make_context(tls, alpn=self._alpn, ciphers=self._ciphers, least=self._least)
+        try:
+            wrong = untimely(tls.cert.read_bytes(), datetime.now(UTC))
+        except (OSError, CredentialsUnusable):
+            wrong = None  # changed since: it is read again
+        return before, made, f"{tls.cert}: {wrong}" if wrong is not None else None
+
+    def _warn(self, wrong: str | None) -> None:
+        """Says that peers will refuse the certificate. It is shown all the same, as upstream's."""
+        if wrong is not None:
+            logger.warning("%s: %s; peers refuse it", self.name, wrong)
 
     async def _serve(self, context: Context | None) -> None:
         loop = asyncio.get_running_loop()

@@ -5,8 +5,10 @@ A context is set up once and then shared by connections; other certificates need
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from typing import Final
@@ -29,16 +31,23 @@ _PARTIAL_WRITE: Final = 0x1
 _SESSION_ID: Final = b"nodenet"
 #: Of the records' layer, which says nothing else; and behind each error of a handshake.
 _VAGUE: Final = frozenset({"record layer failure"})
+#: X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED.
+NOT_YET_VALID: Final = 9
+EXPIRED: Final = 10
+#: X509_V_ERR_INVALID_PURPOSE: no serverAuth at a server, no clientAuth at a client.
+WRONG_PURPOSE: Final = 26
 #: X509_V_ERR_* (x509_vfy.h) as OpenSSL says them, where its name says less.
 _WORDS: Final = {
-    9: "certificate is not yet valid",
-    10: "certificate has expired",
+    NOT_YET_VALID: "certificate is not yet valid",
+    EXPIRED: "certificate has expired",
     18: "self-signed certificate",
     19: "self-signed certificate in certificate chain",
     20: "unable to get local issuer certificate",
     21: "unable to verify the first certificate",
-    26: "unsuitable certificate purpose",
+    WRONG_PURPOSE: "unsuitable certificate purpose",
 }
+#: What a certificate says of its time, made one kind by pyOpenSSL (RFC 5280 section 4.1.2.5.2).
+_MOMENT: Final = re.compile(rb"(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)Z")
 #: X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH.
 _NAME_MISMATCHES: Final = frozenset({62, 64})
 
@@ -128,32 +137,74 @@ class Context:
 class Verdict:
     """What the handshake found out about the peer's certificate; OpenSSL itself keeps a number."""
 
-    __slots__ = ("name", "number")
+    __slots__ = ("depth", "moment", "name", "number")
 
     def __init__(self, name: str | None) -> None:
         self.name = name
         """Whom the certificate must name; None: anybody."""
         self.number = 0
         """X509_V_ERR_* of what is wrong with it, 0 for nothing."""
+        self.depth = 0
+        """Whose certificate that is: 0 the peer's own, more a CA's."""
+        self.moment = ""
+        """When that one ended, or begins, where it is about that."""
 
     def error(self, failure: str) -> HandshakeFailed:
         """Why a handshake failed, whose ``failure`` OpenSSL names."""
         if self.number in _NAME_MISMATCHES and self.name is not None:
             return WrongName(self.name)
         if self.number:
-            return PeerUntrusted(_words(self.number), self.number)
+            words = _words(self.number)
+            if self.depth and self.moment:
+                words = f"CA's {words}"
+            if self.moment:
+                words = f"{words} ({self.moment})"
+            return PeerUntrusted(words, self.number, self.depth)
         return HandshakeFailed(failure)
 
 
 def _verify(
-    connection: SSL.Connection, _certificate: crypto.X509, number: int, _depth: int, ok: int
+    connection: SSL.Connection, certificate: crypto.X509, number: int, depth: int, ok: int
 ) -> bool:
     """Asked by OpenSSL for each certificate of a chain, and for its name."""
     if not ok:
         verdict = connection.get_app_data()
         assert isinstance(verdict, Verdict)
-        verdict.number = number
+        verdict.number, verdict.depth = number, depth
+        if number == EXPIRED:
+            verdict.moment = _moment(certificate.get_notAfter())
+        elif number == NOT_YET_VALID:
+            verdict.moment = _moment(certificate.get_notBefore())
     return bool(ok)
+
+
+def untimely(pem: bytes, now: datetime) -> str | None:
+    """Why peers whose clock shows ``now`` do not take a certificate, None when it is its time.
+
+    Of several certificates the first one is looked at, which is the one that is shown.
+    CredentialsUnusable.
+    """
+    try:
+        found = crypto.load_certificate(crypto.FILETYPE_PEM, pem)
+    except crypto.Error as error:
+        raise CredentialsUnusable("no certificate in PEM") from error
+    # texts of one length, which sort as the moments do
+    clock = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    begin, end = _moment(found.get_notBefore()), _moment(found.get_notAfter())
+    if end and end < clock:
+        return f"{_WORDS[EXPIRED]} ({end})"
+    if begin and begin > clock:
+        return f"{_WORDS[NOT_YET_VALID]} ({begin})"
+    return None
+
+
+def _moment(found: bytes | None) -> str:
+    """``2026-01-01T00:00:00Z``; empty for what is no moment."""
+    parts = _MOMENT.fullmatch(found or b"")
+    if parts is None:
+        return ""
+    year, month, day, hour, minute, second = (part.decode("ascii") for part in parts.groups())
+    return f"{year}-{month}-{day}T{hour}:{minute}:{second}Z"
 
 
 def reason(error: SSL.Error) -> str:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from nodenet.errors import NodenetError
+
+#: How OpenSSL says that a peer has sent an alert: ``tlsv1 alert unknown ca``.
+_ALERT: Final = re.compile(r"(?:ssl|tls)[\w/]* alert (.+)")
 
 
 class TlsError(NodenetError):
@@ -26,11 +32,15 @@ class PeerLeft(HandshakeFailed):
 
 
 class PeerUntrusted(HandshakeFailed):
-    """The peer's certificate is not valid here; ``number`` is OpenSSL's X509_V_ERR_*."""
+    """The peer's certificate is not valid here; ``number`` is OpenSSL's X509_V_ERR_*.
 
-    def __init__(self, reason: str, number: int) -> None:
+    ``depth`` is where in its chain: 0 is the peer's own, what is above it a CA's.
+    """
+
+    def __init__(self, reason: str, number: int, depth: int = 0) -> None:
         super().__init__(reason)
         self.number = number
+        self.depth = depth
 
 
 class WrongName(HandshakeFailed):
@@ -43,3 +53,12 @@ class WrongName(HandshakeFailed):
 
 class RecordsBroken(TlsError):
     """What came after the handshake cannot be decrypted, or the peer ended with an alert."""
+
+
+def alert_in(text: str) -> str | None:
+    """What the peer has said by an alert, as ``unknown ca``, from the text of a TlsError.
+
+    None when it has sent none. The names are those of RFC 8446 section 6.2, with spaces.
+    """
+    found = _ALERT.search(text)
+    return None if found is None else found[1]

@@ -41,12 +41,18 @@ class Certificates:
 class Authority:
     """A CA that lives as long as a test."""
 
-    def __init__(self, name: str, *, issuer: Authority | None = None) -> None:
-        """Signed by itself, or by ``issuer``."""
+    def __init__(
+        self,
+        name: str,
+        *,
+        issuer: Authority | None = None,
+        valid: tuple[datetime.timedelta, datetime.timedelta] = (-MINUTES, 2 * DAY),
+    ) -> None:
+        """Signed by itself, or by ``issuer``; ``valid`` as in `issue`."""
         self.key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name(name)
         signer = issuer or self
-        builder = signer._builder(self._name, self.key, -MINUTES, 2 * DAY).add_extension(
+        builder = signer._builder(self._name, self.key, *valid).add_extension(
             x509.BasicConstraints(ca=True, path_length=None), critical=True
         )
         self.certificate = builder.sign(signer.key, hashes.SHA256())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import ipaddress
 import ssl
 from collections.abc import Callable
@@ -13,9 +14,15 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from nodenet.tls.context import Context, Side
+from nodenet.tls.context import Context, Side, untimely
 from nodenet.tls.engine import Engine
-from nodenet.tls.errors import CredentialsUnusable, HandshakeFailed, PeerUntrusted, WrongName
+from nodenet.tls.errors import (
+    CredentialsUnusable,
+    HandshakeFailed,
+    PeerUntrusted,
+    WrongName,
+    alert_in,
+)
 from tests.interop.certificates import (
     BOTH,
     DAY,
@@ -191,6 +198,17 @@ def issued(kind: str, authority: Authority, folder: Path) -> Pair:
     return issuer.issue(folder, "x", "localhost", valid=valid, purposes=purpose)
 
 
+def moment(kind: str, path: Path) -> str:
+    """What is said of a certificate's time: its end, or its beginning."""
+    found = x509.load_pem_x509_certificate(path.read_bytes())
+    match kind:
+        case "expired":
+            return f" ({found.not_valid_after_utc:%Y-%m-%dT%H:%M:%SZ})"
+        case "early":
+            return f" ({found.not_valid_before_utc:%Y-%m-%dT%H:%M:%SZ})"
+    return ""
+
+
 WRONG = [
     ("foreign", 20, "unable to get local issuer certificate"),
     ("self-signed", 18, "self-signed certificate"),
@@ -213,7 +231,8 @@ def test_a_server_that_is_not_to_be_believed(
     client = our_client(authority.write(tmp_path / "ca"))
     error, told = outcome(Ours(Engine(client, "localhost")), Theirs(server))
     assert type(error) is PeerUntrusted and error.number == number
-    assert error.reason == words and str(error) == f"tls: {words}"
+    assert error.reason == words + moment(kind, tmp_path / "x.crt") and error.depth == 0
+    assert str(error) == f"tls: {error.reason}"
     assert "ALERT" in str(told)
 
 
@@ -235,8 +254,42 @@ def test_a_client_that_is_not_to_be_believed(
     server = our_server(certs.server, authority.write(tmp_path / "ca"))
     told, error = outcome(Theirs(client, "localhost"), Ours(Engine(server)))
     assert type(error) is PeerUntrusted and error.number == number
-    assert error.reason == words
+    assert error.reason == words + moment(kind, tmp_path / "x.crt")
     assert "ALERT" in str(told)
+
+
+@pytest.mark.parametrize(
+    ("valid", "words"),
+    [
+        ((-DAY, -MINUTES), "CA's certificate has expired"),
+        ((MINUTES, DAY), "CA's certificate is not yet valid"),
+    ],
+)
+def test_a_ca_that_is_not_to_be_believed_now(
+    tmp_path: Path, valid: tuple[datetime.timedelta, datetime.timedelta], words: str
+) -> None:
+    authority = Authority("ca", valid=valid)
+    server = their_server(authority.issue(tmp_path, "x", "localhost"))
+    client = our_client(authority.write(tmp_path / "ca"))
+    error, _ = outcome(Ours(Engine(client, "localhost")), Theirs(server))
+    assert type(error) is PeerUntrusted and error.depth == 1
+    kind = "expired" if "expired" in words else "early"
+    assert error.reason == words + moment(kind, tmp_path / "ca")
+
+
+@pytest.mark.parametrize("kind", ["expired", "early", "good"])
+def test_a_certificate_that_nobody_takes_now(tmp_path: Path, kind: str) -> None:
+    authority = Authority("ca")
+    path = issued(kind, authority, tmp_path).cert
+    words = {"expired": "certificate has expired", "early": "certificate is not yet valid"}
+    expected = None if kind == "good" else words[kind] + moment(kind, path)
+    # what signed it may come behind it
+    pem = path.read_bytes() + authority.write(tmp_path / "ca").read_bytes()
+    now = datetime.datetime.now(datetime.UTC)
+    assert untimely(pem, now) == expected
+    assert untimely(pem, now.astimezone(datetime.timezone(3 * MINUTES))) == expected
+    with pytest.raises(CredentialsUnusable):
+        untimely(b"rubbish", now)
 
 
 def test_a_client_without_a_certificate(certs: Certificates) -> None:
@@ -305,6 +358,44 @@ def test_one_refusal_is_no_matter_of_the_contexts_other_connections(certs: Certi
     assert isinstance(error, WrongName)
     connect(Ours(right), peers[1])
     connect(Ours(behind), peers[2])
+
+
+@pytest.mark.parametrize(
+    ("text", "alert"),
+    [
+        ("tls: tlsv13 alert certificate required", "certificate required"),
+        ("connection lost: tls: tlsv1 alert unknown ca", "unknown ca"),
+        ("ssl/tls alert bad certificate", "bad certificate"),
+        ("sslv3 alert certificate expired", "certificate expired"),
+        ("tls alert certificate revoked", "certificate revoked"),
+        ("tls: too many warn alerts", None),
+        ("tls: unable to get local issuer certificate", None),
+        ("", None),
+    ],
+)
+def test_the_alert_of_a_peer_is_found_in_what_openssl_says(text: str, alert: str | None) -> None:
+    assert alert_in(text) == alert
+
+
+@pytest.mark.parametrize("version", [TLS12, TLS13])
+@pytest.mark.parametrize(
+    ("kind", "alert"),
+    [
+        ("expired", "certificate expired"),
+        ("foreign", "unknown ca"),
+        ("early", "bad certificate"),
+        ("a server's", "unsupported certificate"),
+    ],
+)
+def test_a_client_that_is_refused_hears_the_alert(
+    certs: Certificates, tmp_path: Path, kind: str, alert: str, version: ssl.TLSVersion
+) -> None:
+    authority = Authority("ca")
+    server = their_server(certs.server, authority.write(tmp_path / "ca"))
+    server.maximum_version = version
+    client = our_client(certs.ca, issued(kind, authority, tmp_path))
+    error, _ = outcome(Ours(Engine(client, "localhost")), Theirs(server))
+    assert alert_in(str(error)) == alert
 
 
 # -- versions, ciphers, ALPN ----------------------------------------------------------------------

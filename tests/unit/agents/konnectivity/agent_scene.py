@@ -214,11 +214,15 @@ async def agent(config: AgentConfig) -> AsyncIterator[ClientSet]:
         sockets.close()
 
 
+def said(clients: ClientSet) -> list[str]:
+    """The texts of all failures that there were."""
+    assert isinstance(clients.failures, Failures)
+    return clients.failures.said
+
+
 async def told(clients: ClientSet, text: str) -> None:
     """Returns when some address has had a failure that says ``text``."""
-    failures = clients.failures
-    assert isinstance(failures, Failures)
-    await until(lambda: any(text in said for said in failures.said), f"told: {text}")
+    await until(lambda: any(text in each for each in said(clients)), f"told: {text}")
 
 
 def token_file(folder: Path, text: str) -> Path:

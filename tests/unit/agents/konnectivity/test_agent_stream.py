@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import os
 import resource
@@ -12,13 +13,18 @@ import ssl
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cryptography.x509 import load_pem_x509_certificate
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from nodenet.agents.konnectivity import agent_remote, agent_set
+from nodenet.agents.konnectivity import agent_remote, agent_set, agent_stream
 from nodenet.agents.konnectivity.agent_remote import Remote, Sockets
 from nodenet.agents.konnectivity.agent_set import ClientSet
 from nodenet.agents.konnectivity.agent_stream import ConnectFailed, ServerStream
+from nodenet.agents.konnectivity.tls_opening import connect_tls, serve_tls
+from nodenet.agents.ztunnel.poller import Poller
 from nodenet.konnectivity.agent_tunnel import Counts, Tunnel
 from nodenet.konnectivity.extensions import NONE, OURS, Extensions
 from nodenet.konnectivity.packets import (
@@ -31,7 +37,10 @@ from nodenet.konnectivity.packets import (
     HalfClose,
     Window,
 )
-from tests.interop.certificates import Certificates
+from nodenet.rpc.aio import RpcProtocol
+from nodenet.rpc.connection import Role
+from nodenet.tls.context import Context, Side
+from tests.interop.certificates import BOTH, DAY, MINUTES, Authority, Certificates
 from tests.interop.remotes import black_hole
 from tests.unit.agents.konnectivity.agent_scene import (
     FakeServer,
@@ -39,6 +48,7 @@ from tests.unit.agents.konnectivity.agent_scene import (
     agent,
     config_for,
     run,
+    said,
     token_file,
     told,
     until,
@@ -90,6 +100,157 @@ class Peer:
 
     def cut(self) -> None:
         self.writer.transport.abort()
+
+
+# -- who does not believe whom --------------------------------------------------------------------
+
+TIMES = {"expired": (-DAY, -MINUTES), "early": (MINUTES, DAY)}
+
+
+def shown(path: Path, kind: str) -> str:
+    """The end of a certificate, or its beginning."""
+    found = load_pem_x509_certificate(path.read_bytes())
+    moment = found.not_valid_after_utc if kind == "expired" else found.not_valid_before_utc
+    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (
+            "expired",
+            "x509 certificate has expired ({}); "
+            "the server must renew its --cluster-cert, or a clock is wrong",
+        ),
+        (
+            "early",
+            "x509 certificate is not yet valid ({}); "
+            "a clock is wrong, or the server must replace its --cluster-cert",
+        ),
+        (
+            "a client's",
+            "x509 unsuitable certificate purpose; "
+            "the server's --cluster-cert is not one for servers (no serverAuth)",
+        ),
+        ("foreign", "x509 unable to get local issuer certificate; check --ca-cert"),
+        (
+            "expired CA",
+            "x509 CA's certificate has expired ({}); "
+            "renew the servers' CA and --ca-cert, or a clock is wrong",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_servers_certificate(
+    certs: Certificates, tmp_path: Path, kind: str, words: str
+) -> None:
+    known = Authority("ca", valid=TIMES["expired"]) if kind == "expired CA" else Authority("ca")
+    issuer = Authority("foreign") if kind == "foreign" else known
+    pair = issuer.issue(
+        tmp_path,
+        "server",
+        "127.0.0.1",
+        valid=TIMES.get(kind, (-MINUTES, DAY)),
+        purposes=[ExtendedKeyUsageOID.CLIENT_AUTH] if kind == "a client's" else BOTH,
+    )
+    ca = known.write(tmp_path / "ca")
+    of_whom = ca if kind == "expired CA" else pair.cert
+
+    async def work() -> None:
+        server = FakeServer("s1")
+        await server.start(dataclasses.replace(certs, server=pair))
+        async with agent(config_for(certs, server.port, f"--ca-cert={ca}")) as clients:
+            expected = words.format(shown(of_whom, kind.removesuffix(" CA")))
+            await told(clients, f"127.0.0.1:{server.port}: {expected}")
+        await server.stop()
+
+    run(work())
+
+
+@pytest.mark.parametrize("first", ["the call", "the end"])
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("expired", "certificate expired: the server refuses --agent-cert {}: renew it"),
+        ("foreign", "unknown ca: the server does not know the CA of --agent-cert {}"),
+        ("early", "bad certificate: the server refuses --agent-cert {}"),
+        ("a server's", "unsupported certificate: the server refuses --agent-cert {}"),
+    ],
+)
+def test_what_a_server_does_not_like_about_an_agents_certificate(
+    certs: Certificates,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    words: str,
+    version: ssl.TLSVersion,
+    first: str,
+) -> None:
+    """With TLS 1.3 it says so behind the handshake, when the call may be made already or not."""
+    authority = Authority("ca")
+    issuer = Authority("foreign") if kind == "foreign" else authority
+    pair = issuer.issue(
+        tmp_path,
+        "agent",
+        valid=TIMES.get(kind, (-MINUTES, DAY)),
+        purposes=[ExtendedKeyUsageOID.SERVER_AUTH] if kind == "a server's" else BOTH,
+    )
+    if first == "the end":
+        monkeypatch.setattr(agent_stream, "connect_tls", over_before_it_is_used)
+
+    async def work() -> None:
+        flags = (f"--agent-cert={pair.cert}", f"--agent-key={pair.key}")
+        async with (
+            refusing(certs, authority.write(tmp_path / "ca"), version) as port,
+            agent(config_for(certs, port, *flags)) as clients,
+        ):
+            await until(lambda: clients.connect_failures >= 2, "it was tried twice")
+            assert set(said(clients)) == {f"127.0.0.1:{port}: tls alert {words.format(pair.cert)}"}
+
+    run(work())
+
+
+def test_a_server_wants_a_certificate_where_there_is_none(certs: Certificates) -> None:
+    async def work() -> None:
+        async with refusing(certs, certs.ca) as port:
+            config = dataclasses.replace(config_for(certs, port), cert=None, key=None)
+            async with agent(config) as clients:
+                await told(
+                    clients,
+                    f"127.0.0.1:{port}: tls alert certificate required: the server wants a "
+                    "certificate: give --agent-cert and --agent-key",
+                )
+
+    run(work())
+
+
+@contextlib.asynccontextmanager
+async def refusing(
+    certs: Certificates, ca: Path, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
+) -> AsyncIterator[int]:
+    """The port of a server with our TLS, which knows an authority; asyncio's sends no alerts."""
+    context = Context(Side.SERVER, alpn=["h2"])
+    context.openssl.set_max_proto_version(int(version))
+    context.load_cert_chain(certs.server.cert, certs.server.key)
+    context.load_verify_locations(ca)
+    poller = Poller(asyncio.get_running_loop())
+    sock = socket.create_server(("127.0.0.1", 0))
+    sock.setblocking(False)
+    port = sock.getsockname()[1]
+    acceptor = serve_tls(poller, sock, lambda: RpcProtocol(Role.SERVER), context, "test")
+    try:
+        yield port
+    finally:
+        acceptor.close()
+        await until(lambda: not len(poller), "every connection is over")
+        poller.close()
+
+
+async def over_before_it_is_used(*args: Any) -> RpcProtocol:
+    """As `connect_tls`, slower than the other end."""
+    protocol: RpcProtocol = await connect_tls(*args)
+    await until(lambda: protocol.connection.over is not None, "the server has refused")
+    return protocol
 
 
 # -- what it says ---------------------------------------------------------------------------------
@@ -530,6 +691,9 @@ def test_drain_is_said_at_once_and_tunnels_go_on(
             late = await stream.connect(address, 2)
             stream.close(tunnel)
             stream.close(late)
+            assert not await clients.drained(0.3), "their remotes have not ended"
+            for each in (peer, await peers.get()):
+                each.cut()
             assert await clients.drained(5.0)
 
     run(work())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import errno
 import os
 import shutil
@@ -26,7 +27,7 @@ from nodenet.agents.konnectivity.server_listeners import (
 from nodenet.agents.ztunnel.poller import Poller
 from nodenet.httpd.sockets import BindError, PortInUse
 from nodenet.konnectivity.tls_files import TlsUnusable
-from tests.interop.certificates import Authority
+from tests.interop.certificates import DAY, MINUTES, Authority
 from tests.unit.agents.konnectivity.agent_scene import run, until
 
 
@@ -37,11 +38,16 @@ class Files:
         self.folder = folder
         self.tls = TlsFiles(folder / "tls.crt", folder / "tls.key", folder / "ca.crt")
 
-    def write(self, authority: Authority, name: str) -> None:
+    def write(
+        self,
+        authority: Authority,
+        name: str,
+        valid: tuple[datetime.timedelta, datetime.timedelta] = (-MINUTES, DAY),
+    ) -> None:
         """A certificate of that authority, and itself as the CA."""
         source = self.folder / name
         source.mkdir()
-        pair = authority.issue(source, "server", "localhost", "127.0.0.1")
+        pair = authority.issue(source, "server", "localhost", "127.0.0.1", valid=valid)
         shutil.copy(pair.cert, self.tls.cert)
         shutil.copy(pair.key, self.tls.key)
         assert self.tls.ca is not None
@@ -131,6 +137,44 @@ def test_a_rotated_ca_and_certificate_are_used_and_open_connections_go_on(tmp_pa
             assert await reader.readexactly(5) == b"still"
             writer.close()
             await writer.wait_closed()
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("valid", "words"),
+    [
+        ((-DAY, -MINUTES), "certificate has expired (20"),
+        ((MINUTES, DAY), "certificate is not yet valid (20"),
+    ],
+)
+def test_a_certificate_that_peers_refuse_now_is_said_and_shown_all_the_same(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    valid: tuple[datetime.timedelta, datetime.timedelta],
+    words: str,
+) -> None:
+    async def test() -> None:
+        files, authority = Files(tmp_path), Authority("ca")
+        expected = f"test: {files.tls.cert}: {words}"
+        files.write(authority, "one", valid)
+        async with listening(files) as listener:
+            assert [m.startswith(expected) for m in caplog.messages] == [True]
+            assert caplog.records[0].levelname == "WARNING"
+            caplog.clear()
+            files.write(authority, "two")
+            client = files.client(authority, "client")
+            async with asyncio.timeout(30):
+                while not await greeted(listener.port, client):
+                    await asyncio.sleep(0.02)
+            assert caplog.messages == []
+            files.write(authority, "three", valid)
+            await until(lambda: len(caplog.messages) > 0, "it is said of the new one")
+            assert caplog.messages[0].startswith(expected)
+            client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+            assert await greeted(listener.port, client)
+            await asyncio.sleep(0.1)
+            assert len(caplog.messages) == 1, "once"
 
     run(test())
 

@@ -291,7 +291,7 @@ def test_a_client_that_is_refused_reads_why(
         expected = alert if isinstance(alert, str) else alert[version is TLS13]
         assert expected in str(caught.value.reason)
         await peer.ended()
-        assert scene.protocols == [] and caplog.messages[0].endswith(f"nothing: tls: {words}")
+        assert scene.protocols == [] and f"nothing: tls: {words}" in caplog.messages[0]
         peer.sock.close()
         await until(lambda: len(scene.poller) == 1, "the listener is left")
 
@@ -337,7 +337,7 @@ def test_a_server_that_is_refused_reads_why(
         shaking = asyncio.ensure_future(peer.shake())
         with pytest.raises(error) as caught:
             await scene.dialled(near, Recorder(), client)
-        assert type(caught.value) is error and caught.value.reason == words
+        assert type(caught.value) is error and caught.value.reason.startswith(words)
         with pytest.raises(ssl.SSLError) as told:
             await shaking
         assert alert in str(told.value.reason)
