@@ -11,10 +11,16 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl
 
-from nodenet.agents.konnectivity.flag_checks import bind_address, existing_file
+from nodenet.agents.konnectivity.flag_checks import (
+    Listener,
+    bind_address,
+    existing_file,
+    not_negative,
+    ports_apart,
+)
 from nodenet.errors import UsageError
 from nodenet.konnectivity.agent_sync import CountSource
-from nodenet.konnectivity.go_flags import Flag, Kind, Parsed, parse
+from nodenet.konnectivity.go_flags import Flag, Kind, Parsed, go_duration, parse
 from nodenet.konnectivity.identifiers import BadIdentifiers, parse_identifiers
 
 PROGRAM: Final = "nodenet konnectivity agent"
@@ -103,6 +109,17 @@ class AgentConfig:
     ignored: tuple[str, ...] = ()
     """Flags of klog that were given."""
 
+    def flags_of_files(self) -> dict[str, Path | None]:
+        """The files of TLS by the flags that name them."""
+        return {"--ca-cert": self.ca_cert, "--agent-cert": self.cert, "--agent-key": self.key}
+
+    def flags_of_addresses(self) -> dict[tuple[str, int | None], str]:
+        """The flags of the addresses that are listened on, by address and port."""
+        return {
+            (self.health_host, self.health_port): "--health-server-host",
+            (self.admin_host, self.admin_port): "--admin-bind-address",
+        }
+
 
 def load(arguments: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
     """The configuration of a command line. UsageError."""
@@ -156,11 +173,16 @@ def _check(flags: Parsed) -> None:
         raise UsageError("--xfr-channel-size must be greater than 0")
     if flags.switch("enable-contention-profiling") and not flags.switch("enable-profiling"):
         raise UsageError("--enable-contention-profiling needs --enable-profiling too")
+    not_negative(flags, [flag.name for flag in FLAGS if flag.kind is Kind.DURATION])
     interval, cap = flags.seconds("sync-interval"), flags.seconds("sync-interval-cap")
-    if not 0 < interval <= cap:
-        raise UsageError(f"--sync-interval of {interval:g} s is not below its cap, {cap:g} s")
-    if flags.seconds("drain-timeout") < 0:
-        raise UsageError("--drain-timeout is negative")
+    if not interval:
+        raise UsageError("--sync-interval must be greater than 0", hint="e.g. --sync-interval=1s")
+    if interval > cap:
+        raise UsageError(
+            f"--sync-interval={go_duration(interval)} is more than "
+            f"--sync-interval-cap={go_duration(cap)}",
+            hint="raise the cap or lower the interval",
+        )
     if flags.text("server-count-source") not in ("", "default", "max"):
         raise UsageError("--server-count-source is neither default nor max")
     host = _server_host(flags)
@@ -173,6 +195,13 @@ def _check(flags: Parsed) -> None:
         )
     for name in ("health-server-host", "admin-bind-address"):
         bind_address(flags, name)
+    ports_apart(
+        flags,
+        [
+            Listener("health-server-port", "health-server-host"),
+            Listener("admin-server-port", "admin-bind-address"),
+        ],
+    )
     for name in flags.list("alpn-proto"):
         if not (name.isascii() and len(name) < 256):
             raise UsageError(f"--alpn-proto={name}: not a protocol name")

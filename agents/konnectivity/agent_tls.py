@@ -33,8 +33,13 @@ def token(config: AgentConfig) -> str | None:
     try:
         # Upstream sends the file as it is; a newline at its end is no legal header.
         found = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CredentialsUnreadable(f"cannot read the token {path}: {error}") from error
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise CredentialsUnreadable(f"cannot read the token {path}: {reason}") from error
+    except UnicodeDecodeError as error:
+        raise CredentialsUnreadable(
+            f"cannot read the token {path}: it is no token: not ASCII text"
+        ) from error
     if not found or any(c.isspace() or not c.isprintable() for c in found):
         raise CredentialsUnreadable(f"cannot read the token {path}: it is empty or no token")
     return found

@@ -14,7 +14,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from nodenet.agents.konnectivity.flag_checks import bind_address, existing_file
+from nodenet.agents.konnectivity.flag_checks import (
+    Listener,
+    bind_address,
+    existing_file,
+    not_negative,
+    ports_apart,
+)
 from nodenet.errors import UsageError
 from nodenet.konnectivity.go_flags import Flag, Kind, Parsed, parse
 from nodenet.konnectivity.strategies import Strategy
@@ -79,13 +85,20 @@ FLAGS: Final = (
         "Which agent gets a dial, in order: default, destHost, defaultRoute.",
     ),
     Flag("cipher-suites", Kind.LIST, (), "Of TLS 1.2, by Go's names; empty: the library's choice."),
-    Flag("tls-min-version", Kind.TEXT, "", "VersionTLS12 (default) or VersionTLS13."),
+    Flag(
+        "tls-min-version",
+        Kind.TEXT,
+        "",
+        "VersionTLS12 (default) or VersionTLS13; older ones are taken and mean VersionTLS12.",
+    ),
     Flag(
         "xfr-channel-size",
         Kind.NUMBER,
         10,
         "Taken, without effect: tunnels are bounded in bytes.",
     ),
+    # of upstream's newest server
+    Flag("frontend-write-channel-size", Kind.NUMBER, 10, "Taken, without effect.", hidden=True),
     Flag("enable-lease-controller", Kind.SWITCH, False, "Keep a lease, so servers can be counted."),
     Flag("lease-namespace", Kind.TEXT, "kube-system", "Where the leases are."),
     Flag("lease-label", Kind.TEXT, "k8s-app=konnectivity-server", "Labels of the leases."),
@@ -176,6 +189,27 @@ class ServerConfig:
     """0: the core's own backstop."""
     ignored: tuple[str, ...] = ()
     """Flags of klog that were given."""
+    notices: tuple[str, ...] = ()
+    """What else of the flags does not mean what it says."""
+
+    def flags_of_files(self) -> dict[str, Path | None]:
+        """The files of TLS by the flags that name them."""
+        found: dict[str, Path | None] = {}
+        for which, files in (("cluster", self.agent_tls), ("server", self.frontend_tls)):
+            if files is not None:
+                found[f"--{which}-cert"] = files.cert
+                found[f"--{which}-key"] = files.key
+                found[f"--{which}-ca-cert"] = files.ca
+        return found
+
+    def flags_of_addresses(self) -> dict[tuple[str, int | None], str]:
+        """The flags of the addresses that are listened on, by address and port."""
+        return {
+            (self.frontend_host, self.frontend_port): "--server-bind-address",
+            (self.agent_host, self.agent_port): "--agent-bind-address",
+            (self.health_host, self.health_port): "--health-bind-address",
+            (self.admin_host, self.admin_port): "--admin-bind-address",
+        }
 
 
 def load(arguments: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
@@ -243,6 +277,7 @@ def load(arguments: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
         drain_timeout=flags.seconds("graceful-shutdown-timeout"),
         dial_timeout=flags.seconds("backend-dial-timeout"),
         ignored=flags.ignored,
+        notices=_notices(flags),
     )
 
 
@@ -264,14 +299,15 @@ def _check(flags: Parsed) -> None:
     for name in ("server-count", "kubeconfig-burst"):
         if flags.number(name) < 0:
             raise UsageError(f"--{name} is negative")
-    for name in (
-        "graceful-shutdown-timeout",
-        "backend-dial-timeout",
-        "keepalive-time",
-        "frontend-keepalive-time",
-    ):
-        if flags.seconds(name) < 0:
-            raise UsageError(f"--{name} is negative")
+    not_negative(flags, [flag.name for flag in FLAGS if flag.kind is Kind.DURATION])
+    ports_apart(
+        flags,
+        [
+            Listener(f"{name}-port", f"{name}-bind-address")
+            for name in ("server", "agent", "health", "admin")
+            if name != "server" or not flags.text("uds-name")
+        ],
+    )
     if flags.switch("enable-contention-profiling") and not flags.switch("enable-profiling"):
         raise UsageError("--enable-contention-profiling needs --enable-profiling too")
 
@@ -348,14 +384,22 @@ def _strategies(text: str) -> tuple[Strategy, ...]:
     return tuple(dict.fromkeys(found))
 
 
+#: No library here speaks them any more; manifests that allow them start all the same.
+_OLD_TLS: Final = ("VersionTLS10", "VersionTLS11")
+
+
+def _notices(flags: Parsed) -> tuple[str, ...]:
+    text = flags.text("tls-min-version")
+    return (f"--tls-min-version={text}: TLS 1.2 is the least here",) if text in _OLD_TLS else ()
+
+
 def _tls_version(flags: Parsed) -> ssl.TLSVersion:
     text = flags.text("tls-min-version")
     versions = {
         "": ssl.TLSVersion.TLSv1_2,
-        "VersionTLS10": ssl.TLSVersion.TLSv1,
-        "VersionTLS11": ssl.TLSVersion.TLSv1_1,
         "VersionTLS12": ssl.TLSVersion.TLSv1_2,
         "VersionTLS13": ssl.TLSVersion.TLSv1_3,
+        **dict.fromkeys(_OLD_TLS, ssl.TLSVersion.TLSv1_2),
     }
     if text not in versions:
         raise UsageError(f"--tls-min-version={text}: unknown", hint="VersionTLS12 or VersionTLS13")

@@ -34,5 +34,7 @@ def agent(g: Globals, arguments: tuple[str, ...]) -> int:
         form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
         logging.basicConfig(level=logging.INFO, format=form)
     from nodenet.agents.konnectivity import agent as process
+    from nodenet.agents.konnectivity.start_failures import with_flags
 
-    return process.run(config, g.own_instance, environ=g.environ)
+    with with_flags(config):
+        return process.run(config, g.own_instance, environ=g.environ)

@@ -29,11 +29,15 @@ def server(g: Globals, arguments: tuple[str, ...]) -> int:
     config = server_config.load(arguments, g.environ)
     if config.ignored:
         g.notice(f"klog's flags mean nothing here: {' '.join(config.ignored)}")
+    for notice in config.notices:
+        g.notice(notice)
     if not g.verbose:
         import logging
 
         form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
         logging.basicConfig(level=logging.INFO, format=form)
     from nodenet.agents.konnectivity import server_process
+    from nodenet.agents.konnectivity.start_failures import with_flags
 
-    return server_process.run(config, g.own_instance)
+    with with_flags(config):
+        return server_process.run(config, g.own_instance)

@@ -46,6 +46,18 @@ class PortInUse(BindError):
         self.comm = comm
 
 
+class AddressNotHere(BindError):
+    """This host does not have the address. The port is what tells the listener from others."""
+
+    def __init__(self, address: str, port: int, hint: str | None = None) -> None:
+        super().__init__(
+            f"cannot listen on {address} port {port}: cannot assign requested address",
+            hint=hint or "give an address of this host: ip address",
+        )
+        self.address = address
+        self.port = port
+
+
 class SocketInUse(BindError):
     """Another process answers at a Unix socket."""
 
@@ -60,7 +72,8 @@ def open_tcp(host: str, port: int, option: str) -> list[socket.socket]:
     """Listeners at a port of an address, of `LOCALHOST` (both families) or `ANYWHERE`.
 
     ``port`` 0 takes any free one, the same for both families of `LOCALHOST` is not promised then.
-    ``option`` is what the user would change, for the error's hint. Raises BindError, UsageError.
+    ``option`` is what the user would change, for the error's hint. Raises BindError (PortInUse,
+    AddressNotHere), UsageError.
     """
     opened: list[socket.socket] = []
     try:
@@ -117,8 +130,10 @@ def _listening(address: str, port: int, option: str, *, both: bool) -> socket.so
             raise NotPermitted(
                 f"cannot listen on port {port}", hint=f"run as root or {option}"
             ) from error
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise AddressNotHere(address, port) from error
         raise BindError(
-            f"cannot listen on {address} port {port}: {error.strerror}", hint=option
+            f"cannot listen on {address} port {port}: {_words(error)}", hint=option
         ) from error
     return sock
 
@@ -172,9 +187,13 @@ def open_unix(
                 f"cannot make socket {path}", hint=f"run as root or {option}"
             ) from error
         if isinstance(error, OSError):
-            raise BindError(f"cannot make socket {path}: {error.strerror}", hint=option) from error
+            raise BindError(f"cannot make socket {path}: {_words(error)}", hint=option) from error
         raise
     return UnixListener(sock, path, inode)
+
+
+def _words(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
 
 
 def _suffix() -> str:

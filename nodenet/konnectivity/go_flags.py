@@ -2,7 +2,7 @@
 
 ``--name=value``, ``--name value``, ``--flag``, ``--flag=false``, with ``_`` for ``-`` as well;
 lists as ``a,b``, ``[a,b]`` or the flag repeated; durations as ``1h30m``, ``500ms``, ``0``. klog's
-flags are taken and mean nothing here; the word behind its ``-v`` is its own only when it is a number.
+flags are taken and mean nothing here; what follows its ``-v`` is its own only when it is a number.
 """
 
 from __future__ import annotations
@@ -248,19 +248,26 @@ def _head(flag: Flag) -> str:
 
 
 def _tail(flag: Flag) -> str:
+    # 0s is worth showing; an empty text, no list and a switch that is off are not
+    if flag.default in ("", (), False) and flag.kind is not Kind.DURATION:
+        return flag.help
+    return f"{flag.help} ({_shown(flag)})"
+
+
+def _shown(flag: Flag) -> str:
+    """The default as it would be written."""
     default = flag.default
     if flag.kind is Kind.DURATION:
         assert isinstance(default, int | float)
-        return f"{flag.help} ({go_duration(float(default))})"
-    if default in ("", (), False):
-        return flag.help
-    shown = ",".join(default) if isinstance(default, tuple) else str(default).lower()
-    return f"{flag.help} ({shown})"
+        return go_duration(float(default))
+    return ",".join(default) if isinstance(default, tuple) else str(default).lower()
 
 
 def _example(flag: Flag) -> str:
+    if flag.default:
+        return f"e.g. --{flag.name}={_shown(flag)}"
     examples = {
-        Kind.NUMBER: "8091",
+        Kind.NUMBER: "1",
         Kind.REAL: "7.5",
         Kind.DURATION: "1m30s",
         Kind.SWITCH: "true",

@@ -7,6 +7,7 @@ terminal for the passphrase of an encrypted key, and a daemon would wait there f
 from __future__ import annotations
 
 import ssl
+import stat
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -25,12 +26,33 @@ class Loading(Protocol):
 
 
 class TlsUnusable(KonnectivityError):
-    """A certificate, key or CA file cannot be used now; ``path`` is the one."""
+    """A certificate, key or CA file cannot be used now; ``path`` is the one.
 
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"cannot use {path}: {reason}")
+    ``flag`` is the option that named it, where that is known.
+    """
+
+    def __init__(
+        self, path: Path, reason: str, *, flag: str | None = None, hint: str | None = None
+    ) -> None:
+        what = f"cannot use {path}" if flag is None else f"{flag}={path}"
+        super().__init__(f"{what}: {reason}", hint=hint)
         self.path = path
         self.reason = reason
+        self.flag = flag
+
+
+def why_no_file(path: Path) -> str | None:
+    """Why a path names no file that can be read; None when it does. Blocking."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return "no such file"
+    except (OSError, ValueError) as error:
+        # a path too long, a zero in it, a directory that may not be entered
+        return _words(error)
+    if stat.S_ISDIR(mode):
+        return "is a directory"
+    return None if stat.S_ISREG(mode) else "not a file"
 
 
 def load_pair(context: Loading, cert: Path, key: Path) -> None:

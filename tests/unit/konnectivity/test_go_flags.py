@@ -137,3 +137,20 @@ def test_help_hides_what_is_hidden() -> None:
     records = dict(help_records(FLAGS))
     assert records["--port int"] == "Where. (8091)" and records["--sync-forever"] == "Whether."
     assert not any("old" in name for name in records)
+
+
+@pytest.mark.parametrize(
+    ("flag", "example"),
+    [
+        (Flag("server-count", Kind.NUMBER, 1, ""), "e.g. --server-count=1"),
+        (Flag("burst", Kind.NUMBER, 0, ""), "e.g. --burst=1"),
+        (Flag("cap", Kind.DURATION, 10.0, ""), "e.g. --cap=10s"),
+        (Flag("timeout", Kind.DURATION, 0.0, ""), "e.g. --timeout=1m30s"),
+        (Flag("delete", Kind.SWITCH, True, ""), "e.g. --delete=true"),
+        (Flag("qps", Kind.REAL, 0, ""), "e.g. --qps=7.5"),
+    ],
+)
+def test_the_example_is_the_default_where_there_is_one(flag: Flag, example: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse("p", [flag], [f"--{flag.name}=what"])
+    assert caught.value.hint == example

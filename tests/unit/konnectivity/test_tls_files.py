@@ -10,7 +10,13 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from nodenet.konnectivity.tls_files import Loading, TlsUnusable, load_authorities, load_pair
+from nodenet.konnectivity.tls_files import (
+    Loading,
+    TlsUnusable,
+    load_authorities,
+    load_pair,
+    why_no_file,
+)
 from nodenet.tls.context import Context, Side
 from tests.interop.certificates import Authority
 
@@ -78,3 +84,13 @@ def test_nobody_is_asked_for_a_passphrase(
     pair.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, kind, secret))
     with pytest.raises(TlsUnusable, match="it is encrypted"):
         load_pair(context(), pair.cert, pair.key)
+
+
+def test_why_a_path_is_no_file(tmp_path: Path) -> None:
+    assert why_no_file(Path(__file__)) is None
+    assert why_no_file(tmp_path / "nowhere") == "no such file"
+    assert why_no_file(tmp_path) == "is a directory"
+    assert why_no_file(Path("/dev/null")) == "not a file"
+    assert why_no_file(tmp_path / ("x" * 300)) == "file name too long"
+    assert why_no_file(Path(__file__) / "x") == "not a directory"
+    assert why_no_file(Path("a\0b")) == "embedded null byte"

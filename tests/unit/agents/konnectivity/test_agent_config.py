@@ -127,8 +127,18 @@ def test_a_keepalive_that_a_go_server_counts_as_abuse_is_raised(certs: Certifica
         (["--health-server-port=65536"], "--health-server-port=65536: not a port"),
         (["--xfr-channel-size=0"], "--xfr-channel-size must be greater than 0"),
         (["--enable-contention-profiling"], "--enable-contention-profiling needs"),
-        (["--sync-interval=11s"], "--sync-interval of 11 s is not below its cap, 10 s"),
-        (["--sync-interval=0"], "--sync-interval of 0 s"),
+        (["--sync-interval=11s"], "--sync-interval=11s is more than --sync-interval-cap=10s"),
+        (["--sync-interval=0s"], "--sync-interval must be greater than 0"),
+        *(
+            ([f"--{flag.name}=-1s"], f"--{flag.name} is negative")
+            for flag in FLAGS
+            if flag.kind is Kind.DURATION
+        ),
+        (["--ca-cert=/dev"], "--ca-cert=/dev: is a directory"),
+        (
+            ["--admin-server-port=8093"],
+            "--health-server-port and --admin-server-port are both 8093",
+        ),
         (["--server-count-source=min"], "--server-count-source is neither default nor max"),
         (["--agent-identifiers=hosts=a"], "--agent-identifiers: unknown address type: hosts"),
         (["--agent-identifiers=uid=a"], "--agent-identifiers: unknown address type: uid"),
@@ -136,7 +146,6 @@ def test_a_keepalive_that_a_go_server_counts_as_abuse_is_raised(certs: Certifica
         (["--agent-identifiers=host=%zz"], "--agent-identifiers: fail to parse url"),
         (["--agent-id=nöde"], "--agent-id='nöde': only printable ASCII travels"),
         (["--proxy-server-host="], "--proxy-server-host is empty"),
-        (["--drain-timeout=-1s"], "--drain-timeout is negative"),
         (["--proxy-server-host=.foo"], "--proxy-server-host=.foo: neither a name nor an"),
         (["--proxy-server-host=[a]"], "--proxy-server-host=[a]: neither a name nor an"),
         (["--proxy-server-host=[a:1]"], "--proxy-server-host=a:1: neither a name nor an"),
