@@ -23,6 +23,9 @@ from nodenet.rpc.status import Code
 RESOLVE_SECONDS: Final = 5.0
 #: Without tunnels for so long the agent is drained: a dial on its way arrives before.
 QUIET_SECONDS: Final = 1.0
+#: From so many connections on without a new server, one address hides something: behind a balancer
+#: a known server is found again now and then.
+DUPLICATES: Final = 3
 
 # The words before the first = are upstream's: scripts look for them and count serverIDs.
 logger = logging.getLogger(__name__)
@@ -35,6 +38,8 @@ class Failure:
     text: str
     at: float
     """Wall-clock time."""
+    duplicate: bool = False
+    """It did connect, to a server that is known already."""
 
 
 class ClientSet:
@@ -63,6 +68,8 @@ class ClientSet:
         self._changed = asyncio.Event()
         self._by_address: dict[str, tuple[str, int]] = {}
         self._attempts: set[ServerStream] = set()
+        self._duplicates: dict[str, int] = {}
+        """Connections of an address to known servers since it led to a new one, while some lack."""
 
     @property
     def ready(self) -> int:
@@ -105,6 +112,7 @@ class ClientSet:
         if count != self.sync.lease_count:
             logger.info("%d server leases are valid", count)
             self.sync.lease_count = count
+            self._forget_duplicates()
             self._changed.set()
 
     def drain(self) -> None:
@@ -168,6 +176,8 @@ class ClientSet:
         self._by_address = {a: p for a, p in (self._by_address | found).items() if a in known}
         for gone in self.failures.keys() - known - {self._config.server_host}:
             del self.failures[gone]
+        for gone in self._duplicates.keys() - known:
+            del self._duplicates[gone]
 
     async def _attempt(self, address: str) -> None:
         stream = ServerStream(self._config, self._sockets, self.counts, self._stream_changed)
@@ -206,6 +216,8 @@ class ClientSet:
             stream.close()
         elif new:
             self.streams.append(stream)
+            self._duplicates.pop(address, None)
+            self._forget_duplicates()
             logger.info(
                 "Connect to server serverID=%s address=%s connected=%d known=%d",
                 stream.server_id,
@@ -214,12 +226,40 @@ class ClientSet:
                 self.sync.count,
             )
         else:
-            logger.debug(
-                "duplicate server connection attempt serverID=%s address=%s",
-                stream.server_id,
-                address,
-            )
+            self._duplicate(address, stream.server_id)
             stream.close()
+
+    def _duplicate(self, address: str, server_id: str) -> None:
+        """An address led to a known server. When it always does, the others may not be there."""
+        known = self.sync.count
+        if len(self.sync.servers) >= known:
+            times = 0
+        else:
+            times = self._duplicates[address] = self._duplicates.get(address, 0) + 1
+        said = ""
+        if times >= DUPLICATES:
+            said = (
+                f": leads to server {server_id} again ({times} times), while {known} servers are "
+                "said to exist: check their --server-count, and that all can be reached here"
+            )
+            self.failures[address] = Failure(f"{address}{said}", time.time(), duplicate=True)
+        logger.log(
+            logging.WARNING if times == DUPLICATES else logging.DEBUG,
+            "duplicate server connection attempt serverID=%s address=%s%s",
+            server_id,
+            address,
+            said,
+        )
+
+    def _forget_duplicates(self) -> None:
+        """Of all addresses, when every server is connected."""
+        if len(self.sync.servers) < self.sync.count:
+            return
+        for address in self._duplicates:
+            failure = self.failures.get(address)
+            if failure is not None and failure.duplicate:
+                del self.failures[address]
+        self._duplicates.clear()
 
     def _failed(self, address: str, text: str) -> None:
         known = self.failures.get(address)

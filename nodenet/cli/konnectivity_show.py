@@ -369,8 +369,8 @@ def _agent_text(report: AgentReport, style: Style) -> str:
 
 def _why_fewer(report: AgentReport) -> str:
     said = f"connected to {report.connected} of {report.known} servers"
-    for row in report.servers:
-        if row.last_error is not None and row.state == "failed":
+    for row in sorted(report.servers, key=lambda row: row.state != "failed"):
+        if row.last_error is not None:
             error = row.last_error
             return f"{said}: {error if row.address in error else f'{row.address}: {error}'}"
     return said

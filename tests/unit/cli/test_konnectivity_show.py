@@ -258,3 +258,15 @@ def test_an_agent_with_fewer_servers_than_there_are() -> None:
     assert text.splitlines()[0] == "connected to 0 of 3 servers (count from: lease)"
     assert text.splitlines()[1].split() == "SERVER-ID ADDRESS STATE CONNS LAST-ERROR".split()
     assert _why_fewer(report(connected=2, error=None)) == "connected to 2 of 3 servers"
+
+
+def test_why_servers_are_missing_may_be_said_at_one_that_is_connected() -> None:
+    """An address that always leads to the same server has no failed row."""
+    text = "10.0.0.5:8091: leads to server s1 again (16 times)"
+    found = report(connected=1, error=text)
+    found.servers[0].state = "ready"
+    assert _why_fewer(found) == f"connected to 1 of 3 servers: {text}"
+    (failed,) = report(connected=1, error="10.0.0.6:8091: connection refused").servers
+    failed.address = "10.0.0.6:8091"
+    found.servers.append(failed)
+    assert _why_fewer(found).endswith("servers: 10.0.0.6:8091: connection refused"), "failed first"

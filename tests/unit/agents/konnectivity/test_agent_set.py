@@ -20,6 +20,7 @@ from tests.unit.agents.konnectivity.agent_scene import (
     agent,
     config_for,
     run,
+    said,
     token_file,
     told,
     until,
@@ -105,6 +106,58 @@ def test_a_duplicate_is_given_up(certs: Certificates) -> None:
             await until(lambda: len(server.open) <= 2, "duplicates are closed")
             assert clients.ready == 1 and server.streams[0].over is None
         await server.stop()
+
+    run(work())
+
+
+def test_a_server_count_that_is_too_high_is_said(
+    certs: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Or servers that cannot be reached: there is no failure otherwise, and no clue."""
+
+    async def work() -> None:
+        servers = await started(certs, FakeServer("s1", count=2), FakeServer("s2", count=2))
+        balancer = Balancer(servers[:1])
+        await balancer.start()
+        address = f"127.0.0.1:{balancer.port}"
+        async with agent(config_for(certs, balancer.port)) as clients:
+            text = f"{address}: leads to server s1 again (5 times), while 2 servers are said to "
+            await told(clients, text + "exist: check their --server-count, and that all can be")
+            assert "(3 times)" in said(clients)[0], "twice is no news"
+            assert [m for m in caplog.messages if m.startswith("duplicate")] == [
+                f"duplicate server connection attempt serverID=s1 address={said(clients)[0]}"
+            ]
+            balancer.servers = servers
+            await until(lambda: clients.ready == 2, "both")
+            assert not clients.failures
+            # and from the beginning: a new one is found there
+            balancer.servers = servers[:1]
+            await servers[1].stop()
+            await until(lambda: clients.ready == 1, "one is lost")
+            said(clients).clear()
+            await told(clients, "leads to server s1 again (3 times)")
+            clients.count_leases(1)
+            assert not clients.failures, "there is one, and it is connected"
+        balancer.stop()
+        for server in servers:
+            await server.stop()
+
+    run(work())
+
+
+def test_a_balancer_that_leads_to_a_known_server_now_and_then_hides_nothing(
+    certs: Certificates,
+) -> None:
+    async def work() -> None:
+        servers = await started(certs, *(FakeServer(f"s{n}", count=2) for n in range(2)))
+        balancer = Balancer([servers[0], servers[0], servers[0], servers[1]])
+        await balancer.start()
+        async with agent(config_for(certs, balancer.port)) as clients:
+            await until(lambda: clients.ready == 2, "both")
+            assert not said(clients)
+        balancer.stop()
+        for server in servers:
+            await server.stop()
 
     run(work())
 
