@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -72,39 +73,64 @@ class Access:
         return self.token
 
     def context(self) -> ssl.SSLContext | None:
-        """The TLS of a new connection, None for plain text; blocking. NoAccess."""
+        """The TLS of a new connection, None for plain text; blocking. NoAccess.
+
+        Whatever is in the file of authorities is believed, as by Go, be it signed by another one or
+        not.
+        """
         if not self.secure:
             return None
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         made.minimum_version = ssl.TLSVersion.TLSv1_2
+        made.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         made.set_alpn_protocols(["http/1.1"])
-        try:
-            if not self.verify:
-                made.check_hostname = False
-                made.verify_mode = ssl.CERT_NONE
-            elif self.ca_data is not None:
-                made.load_verify_locations(cadata=self.ca_data.decode("ascii"))
-            elif self.ca_file is not None:
-                made.load_verify_locations(cafile=self.ca_file)
-            else:
-                made.load_default_certs()
+        self._load_authorities(made)
+        if self.cert_data is not None or self.cert_file is not None:
             self._load_certificate(made)
-        except (OSError, ValueError) as error:
-            raise NoAccess(f"credentials for {self}: {_reason(error)}") from error
         return made
 
+    def _load_authorities(self, context: ssl.SSLContext) -> None:
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        elif self.ca_data is not None:
+            with self._about("certificate-authority-data"):
+                context.load_verify_locations(cadata=self.ca_data.decode("ascii"))
+        elif self.ca_file is not None:
+            with self._about(f"certificate-authority {self.ca_file}"):
+                context.load_verify_locations(cafile=self.ca_file)
+        else:
+            context.load_default_certs()
+
     def _load_certificate(self, context: ssl.SSLContext) -> None:
-        if self.cert_data is None and self.cert_file is None:
-            return
-        chain = self.cert_data if self.cert_data is not None else _read(self.cert_file)
-        key = self.key_data if self.key_data is not None else _read(self.key_file)
+        chain, of_chain = self._content("client-certificate", self.cert_file, self.cert_data)
+        key, of_key = self._content("client-key", self.key_file, self.key_data)
         # the library reads files only: this one has no name and no other reader
         fd = os.memfd_create("client-certificate", os.MFD_CLOEXEC)
         try:
             os.write(fd, chain + b"\n" + key)
-            context.load_cert_chain(f"/proc/self/fd/{fd}")
+            with self._about(f"{of_chain} with {of_key}"):
+                context.load_cert_chain(f"/proc/self/fd/{fd}")
         finally:
             os.close(fd)
+
+    def _content(self, key: str, path: Path | None, data: bytes | None) -> tuple[bytes, str]:
+        """What a key of the kubeconfig stands for, and what to call it."""
+        if data is not None:
+            return data, f"{key}-data"
+        if path is None:
+            raise NoAccess(f"credentials for {self}: a client certificate needs its key")
+        name = f"{key} {path}"
+        with self._about(name):
+            return path.read_bytes(), name
+
+    @contextlib.contextmanager
+    def _about(self, what: str) -> Iterator[None]:
+        """NoAccess that names it for what goes wrong inside the block."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            raise NoAccess(f"credentials for {self}: {what}: {_reason(error)}") from error
 
 
 def in_cluster(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Access:
@@ -122,7 +148,10 @@ def in_cluster(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Ac
 
 
 def from_kubeconfig(path: Path) -> Access:
-    """The current context of a kubeconfig. NoAccess, also for what is not supported."""
+    """The current context of a kubeconfig, with all of its files there; blocking.
+
+    NoAccess, also for what is not supported.
+    """
     import yaml
 
     try:
@@ -154,7 +183,12 @@ def _read_context(path: Path, config: dict[str, Any]) -> Access:
         raise NoAccess(f"kubeconfig {path}: server {cluster['server']!r} is no URL")
 
     def file(section: dict[str, Any], key: str) -> Path | None:
-        return path.parent / section[key] if section.get(key) else None
+        if not section.get(key):
+            return None
+        found = path.parent / str(section[key])
+        if not section.get(f"{key}-data"):  # which wins
+            _must_be_there(path, key, found)
+        return found
 
     def data(section: dict[str, Any], key: str) -> bytes | None:
         return base64.b64decode(section[key], validate=True) if section.get(key) else None
@@ -178,6 +212,14 @@ def _read_context(path: Path, config: dict[str, Any]) -> Access:
     )
 
 
+def _must_be_there(config: Path, key: str, found: Path) -> None:
+    # by name only: a token may be in a pipe, which can be read once
+    try:
+        found.stat()
+    except OSError as error:
+        raise NoAccess(f"kubeconfig {config}: {key} {found}: {_reason(error)}") from error
+
+
 def _named(path: Path, config: dict[str, Any], table: str, inner: str, name: str) -> dict[str, Any]:
     for entry in config.get(table) or ():
         if entry.get("name") == name:
@@ -185,12 +227,6 @@ def _named(path: Path, config: dict[str, Any], table: str, inner: str, name: str
             if isinstance(found, dict):
                 return found
     raise NoAccess(f"kubeconfig {path}: no {inner} {name!r} in {table}")
-
-
-def _read(path: Path | None) -> bytes:
-    if path is None:
-        raise ValueError("a client certificate needs its key")
-    return path.read_bytes()
 
 
 def _reason(error: Exception) -> str:

@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from nodenet.kube.access import Access, NoAccess, from_kubeconfig, in_cluster
+from tests.interop.certificates import Authority
+from tests.unit.tls.wire import Theirs, connect, their_server
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 
@@ -56,6 +58,8 @@ def test_a_kubeconfig_with_a_token(tmp_path: Path) -> None:
 
 def test_files_are_beside_the_kubeconfig_and_data_is_decoded(tmp_path: Path) -> None:
     data = base64.b64encode(b"PEM").decode()
+    for name in ("ca.crt", "tok"):
+        (tmp_path / name).write_text("x")
     found = from_kubeconfig(
         config(
             tmp_path,
@@ -97,8 +101,74 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         from_kubeconfig(tmp_path / "nothing")
     with pytest.raises(NoAccess, match="no such file"):
         Access(host="x", port=1, token_file=tmp_path / "t").bearer()
-    with pytest.raises(NoAccess, match="credentials for x:1"):
-        Access(host="x", port=1, ca_file=tmp_path / "ca").context()
+    (tmp_path / "c").write_text("x")
     with pytest.raises(NoAccess, match="needs its key"):
-        (tmp_path / "c").write_text("x")
         Access(host="x", port=1, cert_file=tmp_path / "c").context()
+
+
+@pytest.mark.parametrize(
+    ("user", "key"),
+    [
+        ({}, "certificate-authority"),
+        ({"client-certificate": "gone", "client-key": "k"}, "client-certificate"),
+        ({"client-certificate": "c", "client-key": "gone"}, "client-key"),
+        ({"tokenFile": "gone", "token": "t"}, "tokenFile"),
+    ],
+)
+def test_a_kubeconfig_whose_files_are_not_there_is_refused_at_once(
+    tmp_path: Path, user: dict[str, object], key: str
+) -> None:
+    """Not when somebody first asks the API, after the start was said to be good."""
+    for name in "ck":
+        (tmp_path / name).write_text("x")
+    cluster = {key: "gone"} if key == "certificate-authority" else {}
+    path = config(tmp_path, user, **cluster)
+    with pytest.raises(NoAccess) as caught:
+        from_kubeconfig(path)
+    expected = f"kubeconfig {path}: {key} {tmp_path}/gone: no such file or directory"
+    assert caught.value.message == expected
+
+
+def test_a_file_that_is_not_used_need_not_be_there(tmp_path: Path) -> None:
+    data = base64.b64encode(b"PEM").decode()
+    keys = ("client-certificate", "client-key")
+    user = dict.fromkeys(keys, "gone") | {f"{key}-data": data for key in keys}
+    cluster = {"certificate-authority": "gone", "certificate-authority-data": data}
+    found = from_kubeconfig(config(tmp_path, user, **cluster))
+    assert found.ca_data == found.cert_data == found.key_data == b"PEM"
+
+
+def test_what_is_wrong_with_credentials_names_the_file_at_fault(tmp_path: Path) -> None:
+    pair = Authority("ca").issue(tmp_path, "client")
+    other = Authority("ca").issue(tmp_path, "other")
+    rubbish, gone = tmp_path / "rubbish", tmp_path / "gone"
+    rubbish.write_text("x")
+
+    def said(**files: Path | bytes) -> str:
+        with pytest.raises(NoAccess) as caught:
+            Access(host="x", port=1, **files).context()  # type: ignore[arg-type]  # files and data
+        return caught.value.message.removeprefix("credentials for x:1: ")
+
+    missing = "no such file or directory"
+    assert said(ca_file=gone) == f"certificate-authority {gone}: {missing}"
+    assert said(ca_file=rubbish).startswith(f"certificate-authority {rubbish}: no cert")
+    assert said(ca_data=b"x").startswith("certificate-authority-data: ")
+    assert said(cert_file=gone, key_file=pair.key) == f"client-certificate {gone}: {missing}"
+    assert said(cert_file=pair.cert, key_file=gone) == f"client-key {gone}: {missing}"
+    both = f"client-certificate {pair.cert} with client-key {other.key}: key values mismatch"
+    assert said(cert_file=pair.cert, key_file=other.key) == both
+    mixed = f"client-certificate-data with client-key {pair.key}: "
+    assert said(cert_data=b"x", key_file=pair.key).startswith(mixed)
+
+
+def test_an_authority_that_another_one_signed_is_believed(tmp_path: Path) -> None:
+    """As by Go: who gives that CA need not have the other one."""
+    middle = Authority("middle", issuer=Authority("root"))
+    for access in (
+        Access(host="x", port=1, ca_file=middle.write(tmp_path / "ca")),
+        Access(host="x", port=1, ca_data=(tmp_path / "ca").read_bytes()),
+    ):
+        context = access.context()
+        assert context is not None
+        server = Theirs(their_server(middle.issue(tmp_path, "server", "localhost")))
+        connect(Theirs(context, "localhost"), server)
