@@ -218,6 +218,8 @@ def _remote_context(insecure: bool, ca: Path | None) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     elif ca is not None:
+        # whatever is in the file is believed, as by `TlsFiles`
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         try:
             context.load_verify_locations(cafile=ca)
         except (OSError, ssl.SSLError) as error:

@@ -46,7 +46,8 @@ from nodenet.rpc.call import Call, CallHandler
 from nodenet.rpc.connection import Role
 from nodenet.rpc.status import Code, Status
 from tests.interop import certificates
-from tests.interop.certificates import Certificates
+from tests.interop.certificates import Authority, Certificates
+from tests.unit.tls.wire import Theirs, connect, their_server
 
 T = TypeVar("T")
 ADDRESS = "10.0.0.1:80"
@@ -434,6 +435,14 @@ def test_many_tunnels_on_one_connection_over_tls(certs: Certificates) -> None:
                 await dial(Server(host="127.0.0.1", port=port, tls=missing), ADDRESS)
 
     run(work())
+
+
+def test_an_authority_that_another_one_signed_is_believed(tmp_path: Path) -> None:
+    """As by Go, and as by our agent: it is what the file holds."""
+    middle = Authority("middle", issuer=Authority("root"))
+    server = Theirs(their_server(middle.issue(tmp_path, "server", "localhost")))
+    tls = TlsFiles(ca=middle.write(tmp_path / "ca"))
+    connect(Theirs(tls.context(), "localhost"), server)
 
 
 def test_nobody_at_the_socket(folder: Path) -> None:
