@@ -17,7 +17,8 @@ from nodenet.errors import NodenetError, NotFound, UsageError
 if TYPE_CHECKING:
     import ssl
 
-    from nodenet.konnectivity.fetch import Answer
+    from nodenet.konnectivity.fetch import Answer, Url
+    from nodenet.konnectivity.tls_stream import TlsFailed
 
 #: Where a server listens by default on a control-plane node.
 DEFAULT_SERVER = "unix:/etc/kubernetes/konnectivity-server/konnectivity-server.socket"
@@ -106,14 +107,16 @@ def curl(
     """
     import asyncio
 
-    from nodenet.konnectivity.client import TlsFiles, parse_server
+    from nodenet.konnectivity.client import ProxyUnreachable, TlsFiles, parse_server
     from nodenet.konnectivity.fetch import fetch, parse_url
+    from nodenet.konnectivity.tls_files import why_no_file
+    from nodenet.konnectivity.tls_stream import TlsFailed
 
     if (cert is None) != (key is None):
         raise UsageError("--cert and --key need each other", hint="give both")
     for option, path in (("ca", ca), ("cert", cert), ("key", key), ("remote-ca", remote_ca)):
-        if path is not None and not path.is_file():
-            raise UsageError(f"--{option}={path}: no such file")
+        if path is not None and (reason := why_no_file(path)) is not None:
+            raise UsageError(f"--{option}={path}: {reason}")
     tls = None
     if ca is not None:
         tls = TlsFiles(ca=ca, cert=cert, key=key, server_name=server_name)
@@ -121,25 +124,32 @@ def curl(
     kept = _Keeper()
     as_json = g.format is Format.JSON
     where, target = parse_server(server, tls), parse_url(url)
-    if where.path is not None and not where.path.exists():
+    if where.path is not None and _is_missing(where.path):
         raise NotFound(
             f"no konnectivity server at {where}: no such file",
             hint="name it: --server unix:PATH, or HOST:PORT with --ca FILE",
         )
-    answer = asyncio.run(
-        fetch(
-            where,
-            target,
-            mode="http-connect" if mode == "http-connect" else "grpc",
-            write=kept.write if as_json else _write,
-            on_head=_print_head if include and not as_json else None,
-            method=method or ("POST" if data is not None else "GET"),
-            headers=fields,
-            body=body,
-            context=_remote_context(insecure, remote_ca) if target.scheme == "https" else None,
-            timeout=timeout,
+    try:
+        answer = asyncio.run(
+            fetch(
+                where,
+                target,
+                mode="http-connect" if mode == "http-connect" else "grpc",
+                write=kept.write if as_json else _write,
+                on_head=_print_head if include and not as_json else None,
+                method=method or ("POST" if data is not None else "GET"),
+                headers=fields,
+                body=body,
+                context=_remote_context(insecure, remote_ca) if target.scheme == "https" else None,
+                timeout=timeout,
+            )
         )
-    )
+    except ProxyUnreachable as error:
+        error.hint = _at_the_server(error, cert) or error.hint
+        raise
+    except TlsFailed as error:
+        error.hint = _at_the_remote(error, target)
+        raise
     sys.stdout.buffer.flush()
     if fail and answer.status >= 400:
         raise HttpFailure(f"{url}: HTTP {answer.status} {answer.reason}".rstrip())
@@ -167,6 +177,39 @@ class _Keeper:
     def text(self) -> str:
         """As text, whatever it is."""
         return b"".join(self._parts).decode(errors="replace")
+
+
+def _at_the_server(error: BaseException, cert: Path | None) -> str | None:
+    """What to do when the server could not be reached; both modes have the same causes."""
+    import ssl
+
+    below: BaseException | None = error
+    while below is not None:
+        if isinstance(below, PermissionError):
+            return "run with sudo, or as a member of the socket's group"
+        if isinstance(below, ssl.SSLCertVerificationError):
+            return "give the CA of the server, --ca FILE, or the name in it, --server-name NAME"
+        if isinstance(below, ssl.SSLError) and "_ALERT_" in (below.reason or ""):
+            if cert is None:
+                return "show a certificate that its --server-ca-cert knows: --cert FILE --key FILE"
+            return f"its --server-ca-cert must know the certificate --cert {cert}"
+        below = below.__cause__
+    return None
+
+
+def _at_the_remote(error: TlsFailed, url: Url) -> str | None:
+    """What to do when there is no TLS with the remote."""
+    if error.no_tls:
+        return f"is it http://{url.address}{url.target}?"
+    return "give its CA, --remote-ca FILE, or take any, -k" if error.unverified else None
+
+
+def _is_missing(path: Path) -> bool:
+    """Whether there is no such file; what may not be looked at is left to the connection."""
+    try:
+        return not path.exists()
+    except PermissionError:
+        return False
 
 
 def _write(data: bytes) -> None:
@@ -223,5 +266,8 @@ def _remote_context(insecure: bool, ca: Path | None) -> ssl.SSLContext:
         try:
             context.load_verify_locations(cafile=ca)
         except (OSError, ssl.SSLError) as error:
-            raise UsageError(f"--remote-ca {ca}: {error}") from error
+            raise UsageError(
+                f"--remote-ca={ca}: it has no certificate in PEM",
+                hint=f"look at it: openssl x509 -noout -text -in {ca}",
+            ) from error
     return context

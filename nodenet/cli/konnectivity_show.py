@@ -150,7 +150,7 @@ TUNNELS = (
     type=click.Choice(["server", "agent"]),
     help="Whom to ask where both run (the server).",
 )
-@click.option("--admin", metavar="HOST:PORT", help="Another daemon; or a socket's path.")
+@click.option("--admin", metavar="HOST:PORT", help="Another daemon; or unix:PATH.")
 @pass_globals
 def show(
     g: Globals, why: str | None, connections: bool, role: str | None, admin: str | None
@@ -282,13 +282,18 @@ class _Daemon:
         return "server" if self._fetch("/v1/agents").status == 200 else "agent"
 
     def _fetch(self, target: str) -> Answer:
-        from nodenet.httpd.client import NobodyThere, fetch
+        from nodenet.httpd.client import NoAnswer, NobodyThere, fetch
 
         try:
             return fetch(self.where, target, answer_seconds=ANSWER_SECONDS)
         except NobodyThere as error:
             reason = error.reason.removesuffix(" or directory")
             raise NoKonnectivity(self.where, reason, self._wanted) from error
+        except NoAnswer as error:
+            raise Refused(
+                f"konnectivity at {error.message}",
+                hint="is it an admin port? a server's is 8095, an agent's 8094",
+            ) from error
         except PermissionError as error:
             raise NotPermitted(
                 f"not permitted: connect {self.where}: permission denied",
@@ -392,11 +397,15 @@ def _peer(row: ServerTunnelRow | AgentTunnelRow) -> str:
 def _address(text: str) -> TcpAddress | Path:
     from nodenet.httpd.client import TcpAddress
 
-    if "/" in text:
-        return Path(text)
+    if text.startswith("unix:") or ("/" in text and "://" not in text):
+        path = text.removeprefix("unix:")
+        # unix:///run/x.sock is a URL's way to write it
+        path = path.removeprefix("//") if text.startswith("unix:") else path
+        if path:
+            return Path(path)
     host, colon, port = text.rpartition(":")
     if not colon:
         host, port = (text, "8095") if not text.isdigit() else ("127.0.0.1", text)
-    if not port.isdigit() or not 0 < int(port) < 65_536 or not host:
+    if not port.isdigit() or not 0 < int(port) < 65_536 or not host or "/" in host:
         raise UsageError(f"{text} is no address in --admin", hint="e.g. --admin 127.0.0.1:8095")
     return TcpAddress(host.strip("[]"), int(port))

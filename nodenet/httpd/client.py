@@ -88,9 +88,10 @@ def fetch(
         except TimeoutError as error:
             raise NoAnswer(f"{where}: no answer within {answer_seconds:g} s") from error
         except OSError as error:
-            raise NoAnswer(f"{where}: {error.strerror or error}") from error
+            raise NoAnswer(f"{where}: {(error.strerror or str(error)).lower()}") from error
         except h11.RemoteProtocolError as error:
-            raise NoAnswer(f"{where}: not an answer in HTTP: {error}") from error
+            # h11 names its states, which says nothing to whoever asked
+            raise NoAnswer(f"{where}: no answer in HTTP came") from error
 
 
 def _connected(where: TcpAddress | Path, seconds: float) -> socket.socket:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import ssl
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
@@ -62,7 +63,7 @@ _OFFER: Final = Extensions(half_close=True)
 class Proxy:
     """A connection to a server. Tunnels outlive `close` by nothing."""
 
-    def __init__(self, server: Server, protocol: RpcProtocol, lost: asyncio.Event) -> None:
+    def __init__(self, server: Server, protocol: _Protocol, lost: asyncio.Event) -> None:
         self._server = server
         self._protocol = protocol
         self._lost = lost
@@ -110,17 +111,25 @@ class Proxy:
         except CallOver as error:
             if own:
                 await self.aclose()
-            raise ProxyUnreachable(str(self._server), error.message) from error
+            raise self._unreachable(error.message) from error
         try:
             async with asyncio.timeout(timeout):
                 await stream.dialled(str(self._server))
         except TimeoutError as error:
             await stream.give_up()
             raise DialFailed(address, f"no answer within {timeout:.3g} s") from error
+        except ProxyUnreachable as error:
+            await stream.give_up()
+            raise self._unreachable(error.reason) from self._protocol.refusal
         except BaseException:
             await stream.give_up()
             raise
         return stream
+
+    def _unreachable(self, reason: str) -> ProxyUnreachable:
+        """With what TLS said, where that was what ended the connection."""
+        refusal = self._protocol.refusal
+        return ProxyUnreachable(str(self._server), reason if refusal is None else explain(refusal))
 
     def close(self) -> None:
         """Ends the connection and every tunnel on it."""
@@ -148,8 +157,20 @@ class Proxy:
             await self.aclose()
 
 
-def _protocol(authority: str, lost: asyncio.Event, *, secure: bool) -> RpcProtocol:
-    return RpcProtocol(
+class _Protocol(RpcProtocol):
+    """Keeps what TLS said: with TLS 1.3 a client is refused when it is connected already."""
+
+    refusal: ssl.SSLError | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.BaseProtocol."""
+        if isinstance(exc, ssl.SSLError):
+            self.refusal = exc
+        super().connection_lost(exc)
+
+
+def _protocol(authority: str, lost: asyncio.Event, *, secure: bool) -> _Protocol:
+    return _Protocol(
         Role.CLIENT,
         limits=Limits(stream_window=HELD_BYTES, keepalive_seconds=KEEPALIVE_SECONDS),
         authority=authority,

@@ -11,8 +11,22 @@ from nodenet.konnectivity.client import Stream, TunnelLost
 _READ_BYTES: Final = 64 * 1024
 
 
+#: OpenSSL's reasons for bytes that are no TLS at all; newer ones have the second.
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
+
+
 class TlsFailed(TunnelLost):
-    """The handshake with the remote failed, or what it sends cannot be decrypted."""
+    """The handshake with the remote failed, or what it sends cannot be decrypted.
+
+    ``no_tls``: what it speaks is no TLS. ``unverified``: its certificate is not believed.
+    """
+
+    def __init__(
+        self, host: str, reason: str, *, no_tls: bool = False, unverified: bool = False
+    ) -> None:
+        super().__init__(f"TLS with {host}: {reason}")
+        self.no_tls = no_tls
+        self.unverified = unverified
 
 
 class TlsStream:
@@ -21,6 +35,7 @@ class TlsStream:
 
     def __init__(self, inner: Stream, context: ssl.SSLContext, server_name: str) -> None:
         self._inner = inner
+        self._name = server_name
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(
             self._incoming, self._outgoing, server_side=False, server_hostname=server_name
@@ -34,11 +49,10 @@ class TlsStream:
             except ssl.SSLWantReadError:
                 await self._flush()
                 if not await self._fill():
-                    raise TlsFailed("TLS with the remote: it closed the connection") from None
+                    raise TlsFailed(self._name, "it closed the connection") from None
             except ssl.SSLError as error:
                 await self._flush()
-                reason = getattr(error, "verify_message", None) or error.reason or str(error)
-                raise TlsFailed(f"TLS with the remote: {reason}") from error
+                raise self._failed(error) from error
             else:
                 await self._flush()
                 return
@@ -54,7 +68,7 @@ class TlsStream:
             except ssl.SSLZeroReturnError:
                 return b""
             except ssl.SSLError as error:
-                raise TlsFailed(f"TLS with the remote: {error.reason or error}") from error
+                raise self._failed(error) from error
 
     async def write(self, data: bytes) -> None:
         """See `client.Stream`."""
@@ -80,6 +94,15 @@ class TlsStream:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+    def _failed(self, error: ssl.SSLError) -> TlsFailed:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            said = f"its certificate: {error.verify_message}"
+            return TlsFailed(self._name, said, unverified=True)
+        if error.reason in _NO_TLS:
+            return TlsFailed(self._name, "what it speaks is no TLS", no_tls=True)
+        reason = (error.reason or str(error)).lower().replace("_", " ")
+        return TlsFailed(self._name, reason)
 
     async def _fill(self) -> bool:
         data = await self._inner.read(_READ_BYTES)

@@ -50,6 +50,12 @@ def secure(certificates: Certificates) -> Callable[[socket.socket], None]:
     return serve
 
 
+def plain(sock: socket.socket) -> None:
+    """What a web server says to the first bytes of TLS."""
+    sock.recv(65_536)
+    sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
 @pytest.fixture(params=["grpc", "http-connect"])
 def server(request: pytest.FixtureRequest, world: World) -> Iterator[ServerProcess]:
     mode: Mode = request.param
@@ -104,7 +110,14 @@ def test_https(curl: Run, certs: Certificates) -> None:
         assert curl(url, "--insecure").returncode == 0
         done = curl(url)
         assert done.returncode == 1
-        assert done.stderr.startswith("nodenet: TLS with the remote: ")
+        assert done.stderr.startswith("nodenet: TLS with 127.0.0.1: its certificate: ")
+        assert done.stderr.endswith("; give its CA, --remote-ca FILE, or take any, -k\n")
+    with Remote(plain) as remote:
+        done = curl(f"https://{remote.address}/x", "--insecure")
+        assert done.stderr == (
+            "nodenet: TLS with 127.0.0.1: what it speaks is no TLS; "
+            f"is it http://{remote.address}/x?\n"
+        )
 
 
 def test_what_cannot_be_reached(curl: Run, server: ServerProcess) -> None:

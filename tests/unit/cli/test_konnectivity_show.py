@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -149,6 +150,31 @@ def test_nobody_there(capsys: Capture, tmp_path: Path) -> None:
     )
 
 
+def test_a_socket_may_be_written_as_curl_takes_it(capsys: Capture, tmp_path: Path) -> None:
+    for where in (f"unix:{tmp_path}/x", f"unix://{tmp_path}/x", f"{tmp_path}/x"):
+        assert main(["konnectivity", "show", "--admin", where]) == 4
+        assert f"connect {tmp_path}/x: no such file; " in capsys.readouterr().err
+
+
+def test_a_port_of_something_else(capsys: Capture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = f"127.0.0.1:{server.getsockname()[1]}"
+
+        def answer() -> None:
+            sock, _ = server.accept()
+            with sock:
+                sock.recv(1000)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert main(["konnectivity", "show", "--role", "server", "--admin", where]) == 1
+        thread.join()
+    assert capsys.readouterr().err == (
+        f"nodenet: konnectivity at {where}: no answer in HTTP came; "
+        "is it an admin port? a server's is 8095, an agent's 8094\n"
+    )
+
+
 def left_behind(path: Path) -> None:
     """The file of a daemon that was killed."""
     path.parent.mkdir(exist_ok=True)
@@ -216,6 +242,9 @@ def test_a_lab_is_not_where_the_daemons_of_the_host_are(
         ("--why", "x", "--connections"),
         ("--role", "agent", "--why", "x"),
         ("--admin", "host:port"),
+        ("--admin", "http://127.0.0.1:8095"),
+        ("--admin", "http://127.0.0.1:8095/"),
+        ("--admin", "unix:"),
     ],
 )
 def test_what_cannot_mean_anything(capsys: Capture, arguments: tuple[str, ...]) -> None:

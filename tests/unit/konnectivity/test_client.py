@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import ssl
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -557,6 +559,39 @@ def test_a_file_of_no_use_is_named(certs: Certificates, mode: Mode) -> None:
                 assert caught.value.message == f"konnectivity server {where}: {text}"
 
     run(work())
+
+
+@pytest.mark.parametrize("mode", ["grpc", "http-connect"])
+def test_a_server_that_wants_a_certificate(certs: Certificates, mode: Mode) -> None:
+    """With TLS 1.3 it says so when the handshake is over for the client."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certs.server.cert, certs.server.key)
+    context.load_verify_locations(certs.ca)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.set_alpn_protocols(["h2"])
+
+    def refuse(listener: socket.socket) -> None:
+        # by a socket that blocks: asyncio's server hangs up before the alert has left
+        sock, _ = listener.accept()
+        with sock.dup() as kept:
+            with contextlib.suppress(ssl.SSLError):
+                context.wrap_socket(sock, server_side=True)
+            kept.shutdown(socket.SHUT_WR)
+            while kept.recv(65_536):  # unread bytes would make a reset of the end
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        where = f"127.0.0.1:{listener.getsockname()[1]}"
+        server = threading.Thread(target=refuse, args=(listener,))
+        server.start()
+        with pytest.raises(ProxyUnreachable) as caught:
+            run(dial(where, ADDRESS, mode=mode, tls=TlsFiles(ca=certs.ca)))
+        server.join()
+    assert caught.value.reason == "TLS: tlsv13 alert certificate required"
+    causes: list[BaseException] = [caught.value]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
+    assert any(isinstance(error, ssl.SSLError) for error in causes)
 
 
 @pytest.mark.parametrize(
