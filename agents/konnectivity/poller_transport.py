@@ -8,8 +8,11 @@ needs no second one to see that nothing is left.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import socket
+import struct
+import termios
 from _socket import socket as RawSocket
 from collections import deque
 from collections.abc import Callable
@@ -26,7 +29,21 @@ _KIND: Final = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 #: In the place of a mask: the poller does not know the socket yet. None of the EPOLL* bits.
 UNWATCHED: Final = 1 << 32
 
+_INT: Final = struct.Struct("i")
+
 logger = logging.getLogger(__name__)
+
+
+def in_kernel(sock: RawSocket) -> int:
+    """Bytes that a socket took and still has: of TCP until they are acknowledged, else until read.
+
+    tcp(7) and unix(7): SIOCOUTQ, which is TIOCOUTQ by another name.
+    """
+    try:
+        raw = fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(_INT.size))
+    except OSError:
+        return 0  # it is over
+    return int(_INT.unpack(raw)[0])
 
 
 class Acceptor:
@@ -190,6 +207,14 @@ class PollerTransport(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         """See asyncio.WriteTransport."""
         return self._out_bytes
+
+    def untaken_bytes(self) -> int:
+        """What was written and the peer has not taken, which the kernel may have.
+
+        It gets less with each read of a slow peer, while `get_write_buffer_size` only does when
+        the kernel has room for a large piece again.
+        """
+        return 0 if self._over else self.get_write_buffer_size() + in_kernel(self._sock)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """See asyncio.WriteTransport."""

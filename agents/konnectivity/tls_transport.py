@@ -7,6 +7,7 @@ socket does not take stays here, encrypted as far as it was begun, and the proto
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import select
 import socket
@@ -25,7 +26,9 @@ from nodenet.tls.errors import HandshakeFailed, PeerLeft, TlsError
 
 #: Seconds a handshake may take, from the first byte to the last.
 HANDSHAKE_SECONDS: Final = 10.0
-#: For a peer's end after ours, and for taking some of what waits before it.
+#: For a peer that takes nothing of what was written before the end; as `FLUSH_SECONDS` of others.
+FLUSH_SECONDS: Final = 30.0
+#: For the peer's end after ours, unless it still takes something.
 SHUTDOWN_SECONDS: Final = 5.0
 #: Ciphertext of one read(2).
 READ_BYTES: Final = 256 << 10
@@ -40,6 +43,8 @@ READS_UNANSWERED: Final = 64
 #: OpenSSL's own answers that wait for a peer which asks for new keys and does not read.
 MAX_UNREAD_BYTES: Final = 1 << 20
 _BROKEN: Final = select.EPOLLHUP | select.EPOLLERR
+
+logger = logging.getLogger(__name__)
 
 assert CHUNK_BYTES + _SPARE_BYTES <= WRITE_BYTES
 
@@ -63,7 +68,8 @@ class TlsTransport(PollerTransport):
 
     A close in either direction is one of both: what is written goes out, then close_notify and FIN,
     and the socket stays until the peer has ended too, because the kernel would drop what is on the
-    way when it says anything.
+    way when it says anything. A peer that is gone altogether is read to the end all the same, also
+    while reading is paused: what it said before it went is not lost.
     """
 
     __slots__ = (
@@ -73,6 +79,7 @@ class TlsTransport(PollerTransport):
         "_engine",
         "_factory",
         "_failed",
+        "_hung_up",
         "_reading_on",
         "_reads",
         "_shut",
@@ -101,6 +108,8 @@ class TlsTransport(PollerTransport):
         self._cipher_bytes = 0
         self._deaf: OSError | None = None
         """Why the peer takes nothing any more; what is for it is dropped, what it said is read."""
+        self._hung_up = False
+        """The peer is gone, and what it has said is all there will be."""
         self._reading_on = False
         """The poller was asked to come back for what is read already."""
         self._reads = 0
@@ -121,16 +130,19 @@ class TlsTransport(PollerTransport):
         if mask & select.EPOLLOUT and not self._over:
             self._flush()
         if mask & ~select.EPOLLOUT and not self._over:
+            if mask & _BROKEN and not (self._reading or self._closing):
+                # told however often it is not asked for
+                self._hung_up = True
+                self._watch()
             if self._mask & select.EPOLLIN:
                 self._read()
             elif mask & _BROKEN:
-                # told however often it is not asked for
                 self._end(self._deaf or self._socket_error())
 
     def resume(self) -> None:
         """See `poller.Target`: of reading that was paused in the middle of what had come."""
         self._reading_on = False
-        if self._reading and not (self._closing or self._over):
+        if self._wanted() and not self._over:
             self._deliver()
 
     def broken(self) -> None:
@@ -142,9 +154,13 @@ class TlsTransport(PollerTransport):
 
     def _watch(self) -> None:
         wanted = select.EPOLLOUT if self._cipher else 0
-        if self._shut or (self._reading and not (self._peer_ended or self._closing)):
+        if self._shut or (self._wanted() and not self._peer_ended):
             wanted |= select.EPOLLIN
         self._tell(wanted)
+
+    def _wanted(self) -> bool:
+        """Whether the protocol is to get what the peer says."""
+        return (self._reading or self._hung_up) and not self._closing
 
     # -- handshake --------------------------------------------------------------------------------
 
@@ -183,7 +199,7 @@ class TlsTransport(PollerTransport):
         # an alert, which a reset would take from a peer that has said more than we wanted to hear
         if isinstance(error, HandshakeFailed) and not isinstance(error, PeerLeft):
             self._watch()  # there is no protocol for what it says while the alert waits
-            self._bound()
+            self._bound(SHUTDOWN_SECONDS)
             self._say_goodbye()
         else:
             self._end(None)
@@ -235,7 +251,7 @@ class TlsTransport(PollerTransport):
                 fed = None
                 if size:
                     protocol.buffer_updated(size)
-                if engine.drained or engine.ended or self._closing or not self._reading:
+                if engine.drained or engine.ended or not self._wanted():
                     break
         except TlsError as error:
             self._take()  # the alert
@@ -413,11 +429,12 @@ class TlsTransport(PollerTransport):
             self._loop.call_soon(self._fail, error)
         elif self._peer_ended:
             self._end_soon(None)  # it wanted no more
-        elif self._closing or not self._reading or not isinstance(error, ConnectionError):
+        elif self._closing or not isinstance(error, ConnectionError):
             self._end_soon(error)
         else:
             # the kernel has what the peer said before, and then tells of its end
             self._deaf = error.with_traceback(None)  # which would hold us
+            self._hung_up = True
             self._loop.call_soon(self._relieve)
             self._watch()
 
@@ -463,20 +480,23 @@ class TlsTransport(PollerTransport):
             if not self._cipher:
                 self._drop()
         self._watch()
-        self._bound()
+        self._bound(FLUSH_SECONDS)
         self._say_goodbye()
 
-    def _bound(self) -> None:
-        """The end comes, unless what waits gets less."""
+    def _bound(self, seconds: float) -> None:
+        """The end comes, unless the peer takes something of what it has not taken yet."""
         self._cancel_timer()
-        waiting = self.get_write_buffer_size()
-        self._timer = self._loop.call_later(SHUTDOWN_SECONDS, self._bounded, waiting)
+        left = self.untaken_bytes()
+        self._timer = self._loop.call_later(seconds, self._bounded, seconds, left)
 
-    def _bounded(self, before: int) -> None:
-        if self.get_write_buffer_size() < before:
-            self._bound()
-        else:
-            self._end(None)
+    def _bounded(self, seconds: float, before: int) -> None:
+        left = self.untaken_bytes()
+        if left < before:
+            self._bound(seconds)
+            return
+        if left and not self._shut:
+            logger.info("a peer took nothing for %g s, %d bytes are lost", seconds, left)
+        self._end(None)
 
     def _say_goodbye(self) -> None:
         """Everything is written: close_notify, FIN, and a while for the peer to end as well."""
@@ -496,7 +516,7 @@ class TlsTransport(PollerTransport):
         if self._peer_ended:
             self._end_soon(None)
             return
-        self._bound()
+        self._bound(SHUTDOWN_SECONDS)
         self._watch()
 
     def _stop(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from nodenet.agents.konnectivity import tls_transport
+from nodenet.agents.konnectivity.poller_transport import in_kernel
 from nodenet.agents.konnectivity.tls_transport import (
     CHUNK_BYTES,
     TlsTransport,
@@ -426,27 +427,84 @@ def test_who_ends_it_while_reading_is_paused_hears_no_more(
 
 @pytest.mark.parametrize("waiting", [False, True])
 @pytest.mark.parametrize("middle", [False, True])
-def test_a_reset_is_noticed_while_reading_is_paused(
+def test_what_was_said_before_a_reset_is_read_though_reading_is_paused(
     run_tls: Run, middle: bool, waiting: bool
 ) -> None:
+    """The kernel has acknowledged it; and there is no more to hold back."""
+
     async def test(scene: TlsScene) -> None:
         protocol = Small(data=lambda me, data: me.transport.pause_reading())
         peer = await scene.connect(protocol)
-        if middle:
-            await peer.send(MUCH[:200_000])
-            await until(lambda: bool(protocol.got), "some is read")
-        else:
+        if not middle:
             protocol.transport.pause_reading()
+        await peer.send(MUCH[:200_000])
+        await until(lambda: not in_kernel(peer.sock), "it is acknowledged")
+        if middle:
+            await until(lambda: bool(protocol.got), "some is read")
         protocol.transport.write(MUCH if waiting else b"")
         await scene.sleeps()
-        size = len(protocol.got)
         peer.reset()
         assert isinstance(await over(protocol), ConnectionError)
-        assert len(protocol.got) == size and protocol.ends == 0
+        assert digest(protocol.got) == digest(MUCH[:200_000]) and protocol.ends == 0
         protocol.transport.resume_reading()
         await scene.sleeps()
 
     run_tls(test)
+
+
+@pytest.mark.parametrize("notify", [False, True])
+@pytest.mark.parametrize("middle", [False, True])
+def test_an_upload_is_read_though_its_answer_met_a_closed_socket(
+    run_tls: Run, middle: bool, notify: bool
+) -> None:
+    """What we write to a peer that has closed is answered with a reset."""
+
+    async def test(scene: TlsScene) -> None:
+        protocol = Small(data=lambda me, data: me.transport.pause_reading())
+        peer = await scene.connect(protocol)
+        if not middle:
+            protocol.transport.pause_reading()
+        await peer.send(MUCH[:200_000])
+        if notify:
+            await scene.loop.sock_sendall(peer.sock, peer.goodbye())
+        await until(lambda: not in_kernel(peer.sock), "it is acknowledged")
+        if middle:
+            await until(lambda: bool(protocol.got), "some is read")
+        peer.sock.close()
+        # the first is answered with a reset, and the second fails
+        while protocol.transport.get_write_buffer_size() == 0 and not protocol.lost:
+            protocol.transport.write(b"answer")
+            await asyncio.sleep(0)
+            if protocol.ends:
+                break
+        await over(protocol)
+        assert digest(protocol.got) == digest(MUCH[:200_000])
+        assert protocol.ends == (1 if notify else 0)
+
+    run_tls(test)
+
+
+def test_what_the_kernel_still_has_is_counted_as_not_taken(run_tls_twice: Run) -> None:
+    """It gets less with what the peer takes, before the kernel has room for more."""
+
+    async def test(scene: TlsScene) -> None:
+        peer = await scene.connect(protocol := Recorder())
+        transport = protocol.transport
+        transport.write(b"ask")
+        await until(lambda: transport.untaken_bytes() == 0, "it is acknowledged")
+        transport.write(MUCH)
+        await scene.sleeps()
+        waiting, untaken = transport.get_write_buffer_size(), transport.untaken_bytes()
+        assert 0 < waiting < untaken
+        # without a turn of the loop, so nothing else can be sent
+        while transport.untaken_bytes() == untaken:
+            assert peer.sock.recv(16 << 10)
+        assert transport.get_write_buffer_size() == waiting
+        transport.abort()
+        assert transport.untaken_bytes() == 0
+        await over(protocol)
+
+    run_tls_twice(test)
 
 
 # -- the end, from here ---------------------------------------------------------------------------

@@ -217,7 +217,8 @@ def test_who_ends_and_does_not_read_is_cut_unless_something_is_taken(
     run_tls_twice: Run, ends: bool, takes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever of the two ends it."""
-    monkeypatch.setattr(tls_transport, "SHUTDOWN_SECONDS", 0.4 if takes else 0.1)
+    monkeypatch.setattr(tls_transport, "FLUSH_SECONDS", 0.3 if takes else 0.1)
+    monkeypatch.setattr(tls_transport, "SHUTDOWN_SECONDS", 0.1)
 
     async def test(scene: TlsScene) -> None:
         peer = await scene.connect(protocol := Recorder())
@@ -231,9 +232,9 @@ def test_who_ends_and_does_not_read_is_cut_unless_something_is_taken(
             got = bytearray()
             while len(got) < len(MUCH):
                 got += await peer.take(min(len(MUCH) // 16, len(MUCH) - len(got)))
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.03)
             assert digest(got) == digest(MUCH)
-            assert scene.loop.time() - began > 0.7
+            assert scene.loop.time() - began > 0.4
             assert await peer.take() == b""
             await peer.ended()
         assert await over(protocol) is None
