@@ -121,14 +121,14 @@ async def _until_stopped(
         if counting is not None:
             working.append(tasks.create_task(counting, name="lease counter"))
         await stop.first.wait()
-        logger.info("draining: %d tunnels, up to %g s", clients.tunnels, config.drain_timeout)
+        logger.info("draining: %d tunnels, up to %g s", clients.unfinished, config.drain_timeout)
         for task in working:
             task.cancel()
         clients.drain()
         drained = tasks.create_task(clients.drained(config.drain_timeout), name="drain")
         hurry = tasks.create_task(stop.second.wait(), name="second signal")
         await asyncio.wait((drained, hurry), return_when=asyncio.FIRST_COMPLETED)
-        cut = clients.tunnels
+        cut = clients.unfinished
         drained.cancel()
         hurry.cancel()
     logger.info("ended: %d tunnels cut", cut)

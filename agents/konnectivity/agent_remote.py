@@ -19,6 +19,7 @@ from time import monotonic
 from typing import Any, Final
 
 from nodenet.agents.konnectivity.agent_resolver import Address, Lookup, Resolver, literal
+from nodenet.agents.konnectivity.poller_transport import in_kernel
 from nodenet.agents.ztunnel.deadlines import Deadlines
 from nodenet.agents.ztunnel.poller import STREAM, Poller
 from nodenet.agents.ztunnel.relay import reset_on_close
@@ -35,7 +36,7 @@ NEXT_ADDRESS_SECONDS: Final = 0.3
 #: Silence after which a remote is asked for a sign of life, and between two such questions
 #: (Go's dialler: net.Dialer.KeepAlive).
 KEEPALIVE_SECONDS: Final = 15
-#: For a remote to take what a closed tunnel still owes it.
+#: For a remote to take some of what a closed tunnel still owes it; until it has all of it.
 LEAVE_SECONDS: Final = 30.0
 #: For it to end itself after our FIN, and what it may say until then.
 GOODBYE_SECONDS: Final = 5.0
@@ -49,8 +50,9 @@ _FAMILIES: Final = {
     "tcp6": socket.AF_INET6,
 }
 _READABLE: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-#: With one of these a short read does not mean that nothing is left: the end is still to be read.
-_ENDING: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+#: With one of these a short read does not mean that nothing is left: the end is still to be read,
+#: or what follows urgent data, where each read stops (tcp(7)).
+_DOUBTFUL: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR | select.EPOLLPRI
 _DISCARD_BYTES: Final = 64 * 1024
 
 logger = logging.getLogger(__name__)
@@ -72,6 +74,11 @@ class Sockets:
         """Closed tunnels that still owe bytes, oldest first."""
         self.open = 0
         """Connected remotes, those that are being left included."""
+
+    @property
+    def unfinished(self) -> int:
+        """Closed tunnels whose remotes are still owed bytes, or have not ended yet."""
+        return len(self.leaving) + len(self.ending)
 
     def close(self) -> None:
         """Ends delivery and timers. The streams must have given up their remotes."""
@@ -104,7 +111,7 @@ class Remote:
         "_addresses",
         "_attempts",
         "_core",
-        "_ending",
+        "_doubtful",
         "_error",
         "_fin_sent",
         "_heard",
@@ -116,6 +123,7 @@ class Remote:
         "_sockets",
         "_state",
         "_tunnel",
+        "_untaken",
         "fd",
         "readable",
         "sock",
@@ -138,7 +146,7 @@ class Remote:
         self.fd = -1
         self.sock: RawSocket | None = None
         self._state = _DIALLING
-        self._ending = self._fin_sent = self._said_goodbye = False
+        self._doubtful = self._fin_sent = self._said_goodbye = False
         self._heard = 0
         """Bytes the remote sent after our FIN."""
         self._error: OSError | None = None
@@ -147,6 +155,8 @@ class Remote:
         self._attempts: list[_Attempt] = []
         self._owed: deque[memoryview] = deque()
         self._owed_bytes = 0
+        self._untaken = 0
+        """Bytes the remote had still to take when that was last looked at, the kernel's included."""
         self._lookup: Lookup | None = None
         sockets.dialling.add(self)
         family = _FAMILIES[network]
@@ -282,10 +292,10 @@ class Remote:
         self.abort()
 
     def _note(self, mask: int) -> None:
+        if mask & _DOUBTFUL:
+            self._doubtful = True
         if mask & _READABLE:
             self.readable = True
-            if mask & _ENDING:
-                self._ending = True
 
     # -- agent_tunnel.Endpoint --------------------------------------------------------------------
 
@@ -297,8 +307,8 @@ class Remote:
         except BlockingIOError:
             self.readable = False
             return None
-        if len(data) < size and not self._ending:
-            # the socket is empty: on a stream a read is short for no other reason
+        if len(data) < size and not self._doubtful:
+            # the socket is empty
             self.readable = False
         return data
 
@@ -333,6 +343,7 @@ class Remote:
             sockets.leaving_bytes += self._owed_bytes
             sockets.owing[self] = None
         if not self._leave_on() and not self._said_goodbye:
+            self._untaken = self._left()
             sockets.leaving.add(self)
         while sockets.leaving_bytes > LEAVE_BYTES:
             next(iter(sockets.owing)).abort()
@@ -399,12 +410,21 @@ class Remote:
             self._sockets.owing.pop(self, None)
 
     def leave_expired(self) -> None:
-        """`LEAVE_SECONDS` are over."""
-        if self._owed:
-            logger.info("%s: %d bytes were never taken", self._tunnel.address, self._owed_bytes)
-            self.abort()
-        elif self.sock is not None:
-            self._close()  # what the kernel still has, it goes on sending
+        """`LEAVE_SECONDS`, or `GOODBYE_SECONDS`, are over."""
+        if not self._owed:
+            if self.sock is not None:
+                self._close()  # what the kernel still has, it goes on sending
+            return
+        left = self._left()
+        if left < self._untaken:
+            self._untaken = left
+            self._sockets.leaving.add(self)
+            return
+        logger.info("%s: %d bytes were never taken", self._tunnel.address, self._owed_bytes)
+        self.abort()
+
+    def _left(self) -> int:
+        return self._owed_bytes + (in_kernel(self.sock) if self.sock is not None else 0)
 
     def _close(self) -> None:
         sock, self.sock = self.sock, None

@@ -121,13 +121,18 @@ class ClientSet:
         for stream in self.streams:
             stream.drain()
 
+    @property
+    def unfinished(self) -> int:
+        """Tunnels, dials, and remotes that have not yet taken all of a tunnel that is over."""
+        return self.tunnels + self._sockets.unfinished
+
     async def drained(self, seconds: float) -> bool:
-        """Waits until there have been no tunnels for `QUIET_SECONDS`; False after ``seconds``."""
+        """Waits until nothing was unfinished for `QUIET_SECONDS`; False after ``seconds``."""
         end = self._loop.time() + seconds
         quiet_since: float | None = None
         while True:
             now = self._loop.time()
-            if self.tunnels:
+            if self.unfinished:
                 quiet_since = None
             elif quiet_since is None:
                 quiet_since = now

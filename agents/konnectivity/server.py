@@ -267,9 +267,14 @@ class Server:
             if known:
                 stream.call.connection.drain()
         end = self.loop.time() + seconds
-        while (self.core.established or self.core.pending) and self.loop.time() < end:
+        while self.unfinished and self.loop.time() < end:
             await asyncio.sleep(_DRAIN_LOOK_SECONDS)
-        return self.core.established + self.core.pending
+        return self.unfinished
+
+    @property
+    def unfinished(self) -> int:
+        """Tunnels and dials, and clients that have not yet taken all of a tunnel that is over."""
+        return self.core.established + self.core.pending + self.frontends.unfinished
 
     async def _say_goodbye(self) -> None:
         """Ends every stream and socket, and waits a moment for the peers to take it."""

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar, cast
 
+from nodenet.agents.konnectivity.poller_transport import PollerTransport
 from nodenet.agents.konnectivity.unix_transport import UnixTransport
 from nodenet.konnectivity import extensions
 from nodenet.konnectivity.errors import MalformedPacket
@@ -30,7 +31,7 @@ from nodenet.rpc.status import OK, Code, Status
 
 #: For a client to send its whole request (upstream: 60).
 HEAD_SECONDS: Final = 60.0
-#: For a client to take what is left for it after the tunnel's end.
+#: For a client to take some of what is left for it after the tunnel's end; until it has all of it.
 FLUSH_SECONDS: Final = 30.0
 #: Bytes a client may send ahead of the 200 before it is read no more.
 EARLY_BYTES: Final = 256 << 10
@@ -57,9 +58,14 @@ class Frontends:
         self.waiting: dict[ConnectProtocol, float] = {}
         """Sockets without a whole request, and until when they have time for it."""
         self.closing: dict[ConnectProtocol, float] = {}
-        """Sockets whose client is to take what is left, and until when."""
+        """Sockets whose client is to take some of what is left, and until when."""
         self.refusing = False
         """No new dials: the server is about to end."""
+
+    @property
+    def unfinished(self) -> int:
+        """Clients whose tunnel is over and that have not taken all of it."""
+        return len(self.closing) + sum(each.stream.owes for each in self.streams)
 
     def tick(self, now: float) -> None:
         """Ends what has taken too long."""
@@ -84,7 +90,7 @@ def _too_late(protocol: ConnectProtocol) -> None:
 
 
 def _too_slow(protocol: ConnectProtocol) -> None:
-    protocol.transport.abort()
+    protocol.look_after_end()
 
 
 class GrpcFrontend(CallHandler):
@@ -172,6 +178,7 @@ class ConnectProtocol(asyncio.BufferedProtocol):
         "_frontends",
         "_head",
         "_held",
+        "_left",
         "_loop",
         "_open",
         "_over",
@@ -197,6 +204,8 @@ class ConnectProtocol(asyncio.BufferedProtocol):
         self._over = False
         """Nothing the client sends matters any more."""
         self._held = False
+        self._left = 0
+        """Bytes the client had still to take when that was last looked at."""
 
     # -- asyncio --------------------------------------------------------------------------------
 
@@ -324,8 +333,25 @@ class ConnectProtocol(asyncio.BufferedProtocol):
     def _close(self) -> None:
         """Closes behind what is written; a client that takes nothing has its limit."""
         if self.transport.get_write_buffer_size():
+            self._left = self._untaken()
             self._frontends.closing[self] = self._loop.time() + FLUSH_SECONDS
         self.transport.close()
+
+    def look_after_end(self) -> None:
+        """`FLUSH_SECONDS` are over: who has taken nothing is cut, the others have as much again."""
+        left = self._untaken()
+        if left < self._left:
+            self._left = left
+            self._frontends.closing[self] = self._loop.time() + FLUSH_SECONDS
+            return
+        logger.info("a client took nothing for %g s, %d bytes are lost", FLUSH_SECONDS, left)
+        self.transport.abort()
+
+    def _untaken(self) -> int:
+        transport = self.transport
+        if isinstance(transport, PollerTransport):
+            return transport.untaken_bytes()
+        return transport.get_write_buffer_size()  # plain TCP, by the loop
 
     # -- Frontend -------------------------------------------------------------------------------
 

@@ -81,8 +81,7 @@ async def serve(config: ServerConfig, stop: StopSignals, path: Path, *, ready: T
 
 
 async def _drain(config: ServerConfig, server: Server, stop: StopSignals) -> int:
-    tunnels = server.core.established + server.core.pending
-    logger.info("ending: %d tunnels, up to %g s", tunnels, config.drain_timeout)
+    logger.info("ending: %d tunnels, up to %g s", server.unfinished, config.drain_timeout)
     async with asyncio.TaskGroup() as tasks:
         drained = tasks.create_task(server.drain(config.drain_timeout), name="drain")
         hurry = tasks.create_task(stop.second.wait(), name="second signal")
@@ -90,7 +89,7 @@ async def _drain(config: ServerConfig, server: Server, stop: StopSignals) -> int
         hurried = not drained.done()
         for task in (drained, hurry):
             task.cancel()
-    logger.info("ended: %d tunnels cut", server.core.established + server.core.pending)
+    logger.info("ended: %d tunnels cut", server.unfinished)
     return 1 if hurried else 0
 
 

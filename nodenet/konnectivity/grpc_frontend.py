@@ -106,6 +106,11 @@ class ProxyStream:
         self._queue = PayloadQueue()
         self._last: deque[bytes] = deque()
 
+    @property
+    def owes(self) -> bool:
+        """Whether the tunnel is over and the client has not been sent all of it."""
+        return self.phase is Phase.STOPPED and bool(self._queue or self._last)
+
     # -- the client -----------------------------------------------------------------------------
 
     def receive(self, message: bytes, now: float) -> None:

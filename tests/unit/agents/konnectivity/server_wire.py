@@ -196,6 +196,10 @@ class Socket:
         # uvloop's transports are asyncio's by their methods only
         cast(asyncio.Transport, self.writer.transport).pause_reading()
 
+    def go_on_reading(self) -> None:
+        """The opposite."""
+        cast(asyncio.Transport, self.writer.transport).resume_reading()
+
     async def ask(self, address: str = "10.0.0.1:80", payload: bytes = b"") -> None:
         """Sends the request."""
         self.writer.write(b"CONNECT %s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % address.encode())

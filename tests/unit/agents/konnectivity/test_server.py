@@ -34,6 +34,8 @@ from tests.unit.agents.konnectivity.server_wire import (
     serving,
 )
 
+DIAL = DialRequest("tcp", "10.0.0.1:80", 5)
+
 
 def test_graceful_drain_keeps_live_tunnels_to_the_deadline(tmp_path: Path) -> None:
     async def test() -> None:
@@ -68,6 +70,52 @@ def test_a_drain_ends_with_the_last_tunnel(tmp_path: Path) -> None:
                 agent.send(Data(1, b"the end"), CloseResponse("", 1))
                 assert await client.rest() == b"the end"
             assert await draining == 0
+
+    run(test())
+
+
+@pytest.mark.parametrize("mode", [Mode.HTTP_CONNECT, Mode.GRPC])
+def test_a_drain_waits_for_clients_that_have_not_taken_everything(
+    tmp_path: Path, mode: Mode
+) -> None:
+    """Their tunnels are over, but not for them."""
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        async with serving(tmp_path, mode) as server, fake_agent(server, peer=NONE) as agent:
+            async with contextlib.AsyncExitStack() as stack:
+                if mode is Mode.GRPC:
+                    stream = await stack.enter_async_context(proxy_stream(tmp_path / "f"))
+                    stream.send(DIAL)
+                else:
+                    client = await stack.enter_async_context(connect_socket(tmp_path / "f"))
+                    await client.ask()
+                await agent.accept_dial()
+                if mode is Mode.GRPC:
+                    assert await stream.next() == DialResponse("", 1, DIAL.random)
+                    stream.call.pause()
+                else:
+                    await client.established()
+                    client.stop_reading()
+                for _ in range(3):
+                    agent.send(Data(1, bytes(1 << 20)))
+                agent.send(CloseResponse("", 1))
+                await until(lambda: server.core.established == 0, "the tunnel is over")
+                assert server.unfinished == 1
+                draining = loop.create_task(server.drain(15.0))
+                await asyncio.sleep(0.1)
+                assert not draining.done()
+                if mode is Mode.GRPC:
+                    stream.call.resume()
+                    size = 0
+                    while isinstance(packet := await stream.next(), Data):
+                        size += len(packet.payload)
+                    assert packet == CloseResponse("", 1)
+                else:
+                    client.go_on_reading()
+                    size = len(await client.rest())
+                assert size == 3 << 20
+                assert await draining == 0
 
     run(test())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -407,6 +408,37 @@ def test_a_client_that_takes_nothing_at_the_end_is_cut(
             deaf.stop_reading()
             agent.send(Data(1, bytes(900_000)), CloseResponse("", 1))
             await until(lambda: bool(server.frontends.closing), "it is closing")
+            await nothing_left(server)
+
+    run(test())
+
+
+def test_a_client_that_takes_some_now_and_then_gets_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what is left at the end of its tunnel, however long that takes."""
+    monkeypatch.setattr(server_frontends, "FLUSH_SECONDS", 0.15)
+    much = bytes(range(256)) * (12 << 10)
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        async with serving(tmp_path) as server, fake_agent(server, peer=NONE) as agent:
+            with socket.socket(socket.AF_UNIX) as slow:
+                slow.setblocking(False)
+                slow.connect(str(tmp_path / "f"))
+                slow.send(b"CONNECT 10.0.0.1:80 HTTP/1.1\r\n\r\n")
+                await agent.accept_dial()
+                assert await loop.sock_recv(slow, len(OK_200)) == OK_200
+                agent.send(Data(1, much), CloseResponse("", 1))
+                await until(lambda: bool(server.frontends.closing), "it is closing")
+                got, end = bytearray(), loop.time() + 0.8
+                while loop.time() < end:
+                    got += await loop.sock_recv(slow, 16 << 10)
+                    await asyncio.sleep(0.02)
+                assert server.unfinished == 1
+                while part := await loop.sock_recv(slow, 1 << 20):
+                    got += part
+                assert got == much
             await nothing_left(server)
 
     run(test())
