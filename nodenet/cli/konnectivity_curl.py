@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Where a server listens by default on a control-plane node.
 DEFAULT_SERVER = "unix:/etc/kubernetes/konnectivity-server/konnectivity-server.socket"
+#: In OpenSSL's names of alerts; with TLS 1.2 who shows no certificate gets HANDSHAKE_FAILURE.
+_CLIENT_ALERTS = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED", "HANDSHAKE_FAILURE")
 #: Of a body that is kept for the JSON document.
 JSON_BODY_BYTES = 1024 * 1024
 
@@ -189,12 +191,17 @@ def _at_the_server(error: BaseException, cert: Path | None) -> str | None:
             return "run with sudo, or as a member of the socket's group"
         if isinstance(below, ssl.SSLCertVerificationError):
             return "give the CA of the server, --ca FILE, or the name in it, --server-name NAME"
-        if isinstance(below, ssl.SSLError) and "_ALERT_" in (below.reason or ""):
+        if isinstance(below, ssl.SSLError) and _is_about_the_client(below.reason or ""):
             if cert is None:
                 return "show a certificate that its --server-ca-cert knows: --cert FILE --key FILE"
             return f"its --server-ca-cert must know the certificate --cert {cert}"
         below = below.__cause__
     return None
+
+
+def _is_about_the_client(reason: str) -> bool:
+    """Whether a server's alert is one for the certificate of its client, or for having none."""
+    return "_ALERT_" in reason and any(word in reason for word in _CLIENT_ALERTS)
 
 
 def _at_the_remote(error: TlsFailed, url: Url) -> str | None:

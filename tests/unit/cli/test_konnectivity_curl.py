@@ -44,7 +44,11 @@ def test_what_to_do_at_the_server() -> None:
     )
     hint = _at_the_server(unreachable(ssl.SSLCertVerificationError(1, "x")), None)
     assert hint is not None and "--ca FILE" in hint
-    for other in (ConnectionRefusedError(111, "refused"), refusal("WRONG_VERSION_NUMBER")):
+    for other in (
+        ConnectionRefusedError(111, "refused"),
+        refusal("WRONG_VERSION_NUMBER"),
+        refusal("TLSV1_ALERT_NO_APPLICATION_PROTOCOL"),
+    ):
         assert _at_the_server(unreachable(other), None) is None
 
 
