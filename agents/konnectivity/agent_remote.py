@@ -156,7 +156,7 @@ class Remote:
         self._owed: deque[memoryview] = deque()
         self._owed_bytes = 0
         self._untaken = 0
-        """Bytes the remote had still to take when that was last looked at, the kernel's included."""
+        """Bytes the remote had still to take when last looked at, the kernel's included."""
         self._lookup: Lookup | None = None
         sockets.dialling.add(self)
         family = _FAMILIES[network]

@@ -1,4 +1,4 @@
-"""What an agent's sockets owe their remotes, and read from them; with the core, without a server."""
+"""What an agent's sockets owe their remotes, and read from them: the core without a server."""
 
 from __future__ import annotations
 
