@@ -168,7 +168,7 @@ def test_the_rate_is_bounded() -> None:
 def test_who_gives_up_gives_the_turn_back() -> None:
     async def test() -> None:
         loop = asyncio.get_running_loop()
-        async with fake_api() as api, ApiClient(api.access, qps=1, burst=1) as client:
+        async with fake_api() as api, ApiClient(api.access, qps=5, burst=1) as client:
             await client.request("GET", LEASES)
             crowd = [asyncio.ensure_future(client.request("GET", LEASES)) for _ in range(100)]
             await asyncio.sleep(0)

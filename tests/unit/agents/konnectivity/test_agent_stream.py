@@ -374,7 +374,7 @@ def test_a_black_hole_ends_in_time_and_holds_nobody_up(
     certs: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert agent_remote.DIAL_SECONDS == 5.0, "as upstream"
-    monkeypatch.setattr(agent_remote, "DIAL_SECONDS", 1.0)
+    monkeypatch.setattr(agent_remote, "DIAL_SECONDS", 0.4)
 
     async def work() -> None:
         with black_hole() as hole:
@@ -385,7 +385,7 @@ def test_a_black_hole_ends_in_time_and_holds_nobody_up(
                 await stream.connect(address, 2)  # is not answered after the first one
                 answer = await stream.next()
                 assert answer == DialResponse(f"dial tcp {hole}: i/o timeout", 0, 1)
-                assert 0.9 < loop.time() - began < 15
+                assert 0.35 < loop.time() - began < 15
 
     run(work())
 
@@ -699,8 +699,11 @@ def test_drain_is_said_at_once_and_tunnels_go_on(
     run(work())
 
 
-def test_a_server_that_goes_away_keeps_its_tunnels(certs: Certificates) -> None:
+def test_a_server_that_goes_away_keeps_its_tunnels(
+    certs: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Upstream closes every tunnel a second after the server's GOAWAY."""
+    monkeypatch.setattr(agent_stream, "IDLE_SECONDS", 0.2)
 
     async def work() -> None:
         server = FakeServer("s1")

@@ -354,7 +354,7 @@ def test_a_connection_without_an_agent_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers pings, so nothing else would end it; with tokens anybody may connect."""
-    monkeypatch.setattr(server, "STRANGER_SECONDS", 0.3)
+    monkeypatch.setattr(server, "STRANGER_SECONDS", 0.1)
 
     async def test() -> None:
         async with (
@@ -369,7 +369,7 @@ def test_a_connection_without_an_agent_is_closed(
             assert not here.connections and not here._looked_at
         monkeypatch.undo()
         async with serving(tmp_path) as here, fake_agent(here) as agent:
-            monkeypatch.setattr(server, "STRANGER_SECONDS", 0.3)
+            monkeypatch.setattr(server, "STRANGER_SECONDS", 0.1)
             (protocol,) = here.connections
             here._look_at(protocol, here.loop.time())
             due = here._looked_at[protocol]

@@ -100,9 +100,9 @@ def test_a_handshake_byte_by_byte_has_one_deadline(scene_with: SceneWith, until:
 
 def test_a_peer_that_answers_stays(scene_with: SceneWith, until: Until) -> None:
     """Without a byte of the application, for longer than a silent one would."""
-    scene = scene_with(PING_SECONDS=0.2, PONG_SECONDS=1.0)
+    scene = scene_with(PING_SECONDS=0.1, PONG_SECONDS=0.6)
     opener = joined(scene, until)
-    end = scene.loop.time() + 1.6
+    end = scene.loop.time() + 0.9
     until(lambda: scene.loop.time() > end)
     assert not opener.over
     opener.app.sendall(b"still here")
