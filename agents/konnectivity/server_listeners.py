@@ -7,10 +7,8 @@ they had.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import logging
-import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -25,7 +23,7 @@ from nodenet.agents.konnectivity.tls_opening import serve_tls
 from nodenet.agents.konnectivity.tls_transport import HANDSHAKE_SECONDS
 from nodenet.agents.konnectivity.unix_transport import serve_unix
 from nodenet.agents.ztunnel.poller import Poller
-from nodenet.httpd.sockets import ANYWHERE, UnixListener, open_tcp, open_unix
+from nodenet.httpd.sockets import ANYWHERE, Take, UnixListener, open_tcp, open_unix
 from nodenet.konnectivity.tls_files import TlsUnusable, load_authorities, load_pair
 from nodenet.rpc import read_buffer
 from nodenet.rpc.aio import RpcProtocol
@@ -121,7 +119,9 @@ class Listener:
         await self._serve(self._context)
 
     async def follow_files(self) -> None:
-        """Takes over changed files, for ever."""
+        """Takes over changed files, for ever. Of a Unix socket, says when it is ours no more."""
+        if self._unix is not None:
+            await self._look_after(self._unix)
         tls = self._tls
         if tls is None:
             return
@@ -148,6 +148,17 @@ class Listener:
                 continue
             logger.info("%s: certificates of %s are in use", self.name, tls.cert)
             self._warn(wrong)
+
+    async def _look_after(self, unix: UnixListener) -> None:
+        while not self._closed and unix.in_place():
+            await asyncio.sleep(RELOAD_SECONDS)
+        if not self._closed:
+            logger.warning(
+                "%s: %s is not ours any more: somebody has replaced or removed it, and no new "
+                "connections come here",
+                self.name,
+                unix.path,
+            )
 
     def _load(self, tls: TlsFiles) -> tuple[bytes, Context, str | None]:
         # before the context: a change in between is then seen as one more
@@ -229,17 +240,20 @@ def open_listening(host: str, port: int, option: str) -> list[socket.socket]:
 
 
 def open_frontend_socket(path: Path, *, delete: bool) -> UnixListener:
-    """The Unix socket for frontends, mode 0660. BindError.
+    """The Unix socket for frontends, mode 0660; its directory must exist. BindError, NotPermitted.
 
-    ``delete`` removes what a server before us has left, even when somebody still answers there: a
-    new pod starts while the old one drains, and upstream's does so too.
+    ``delete`` takes the place of another socket, as upstream's does, even when somebody answers
+    there: a server of upstream's that drains still does. One of ours does not, so that is said: it
+    may be a second server by mistake.
     """
-    if delete:
-        # what cannot be removed is said below
-        with contextlib.suppress(OSError):
-            if path.is_socket():
-                os.unlink(path)
-    return open_unix(path, "give another --uds-name")
+    option = "give another --uds-name"
+    if not delete:
+        option += ", or --delete-existing-uds-file"
+    found = open_unix(path, option, take=Take.ANY if delete else Take.NOTHING, make_directory=False)
+    if found.displaced is not None:
+        who = f"pid {found.displaced}" if found.displaced else "another process"
+        logger.warning("socket %s was served by %s; new frontends come here now", path, who)
+    return found
 
 
 class EitherProtocol(asyncio.BufferedProtocol):

@@ -10,6 +10,7 @@ import socket
 import stat
 import struct
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Final
 
@@ -145,21 +146,45 @@ class UnixListener:
     sock: socket.socket
     path: Path
     inode: int
+    displaced: int | None = None
+    """The pid of who was answering there; 0: one that cannot be told, as in another container."""
+
+    def in_place(self) -> bool:
+        """Whether the file is there, and still ours."""
+        try:
+            # no other one can have the number while the socket is open
+            return self.path.lstat().st_ino == self.inode
+        except OSError:
+            return False
 
     def remove(self) -> None:
         """Removes the file, unless another process has put its own there."""
-        with contextlib.suppress(FileNotFoundError):
-            if self.path.lstat().st_ino == self.inode:
+        if self.in_place():
+            with contextlib.suppress(FileNotFoundError):
                 self.path.unlink()
 
 
-def open_unix(
-    path: Path, option: str, *, mode: int = UNIX_MODE, group: int | None = None
-) -> UnixListener:
-    """A listener at ``path``, in place of a socket nobody answers at any more.
+class Take(Enum):
+    """Which sockets `open_unix` may put its own in place of."""
 
-    ``option`` as in `open_tcp`. ``group`` is a group id. The directory is made when it is missing.
-    Raises SocketInUse, BindError, NotPermitted.
+    NOTHING = "nothing"
+    LEFT = "what nobody answers at any more"
+    ANY = "somebody's, too"
+
+
+def open_unix(
+    path: Path,
+    option: str,
+    *,
+    mode: int = UNIX_MODE,
+    group: int | None = None,
+    take: Take = Take.LEFT,
+    make_directory: bool = True,
+) -> UnixListener:
+    """A listener at ``path``, in place of a socket that ``take`` allows to replace.
+
+    ``option`` as in `open_tcp`. ``group`` is a group id. Raises SocketInUse, BindError,
+    NotPermitted.
     """
     if len(os.fsencode(path)) + len(_suffix()) > MAX_UNIX_PATH:
         raise BindError(f"socket {path}: path of more than {MAX_UNIX_PATH} bytes", hint=option)
@@ -167,8 +192,9 @@ def open_unix(
     # made beside and moved: whoever finds it, finds it with its mode and listening
     fresh = Path(f"{path}{_suffix()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _check_free(path, option)
+        if make_directory:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        displaced = _check_free(path, option, take)
         fresh.unlink(missing_ok=True)
         sock.bind(str(fresh))
         if group is not None:
@@ -187,9 +213,11 @@ def open_unix(
                 f"cannot make socket {path}", hint=f"run as root or {option}"
             ) from error
         if isinstance(error, OSError):
-            raise BindError(f"cannot make socket {path}: {_words(error)}", hint=option) from error
+            missing = isinstance(error, FileNotFoundError)
+            hint = f"make the directory {path.parent}, or {option}" if missing else option
+            raise BindError(f"cannot make socket {path}: {_words(error)}", hint=hint) from error
         raise
-    return UnixListener(sock, path, inode)
+    return UnixListener(sock, path, inode, displaced)
 
 
 def _words(error: OSError) -> str:
@@ -200,12 +228,16 @@ def _suffix() -> str:
     return f".{os.getpid()}"
 
 
-def _check_free(path: Path, option: str) -> None:
-    """SocketInUse when somebody answers at ``path``, BindError when it is something else."""
+def _check_free(path: Path, option: str, take: Take) -> int | None:
+    """The pid of who answers at ``path`` and is to be displaced, 0: it cannot be told.
+
+    SocketInUse when somebody answers there, BindError when there is something else.
+    """
     try:
-        kind = path.lstat().st_mode
+        # a link to a socket is somebody's choice, which only who may take all undoes
+        kind = (path.stat() if take is Take.ANY else path.lstat()).st_mode
     except FileNotFoundError:
-        return
+        return None
     if not stat.S_ISSOCK(kind):
         raise BindError(f"socket {path}: something else is there", hint=f"remove it or {option}")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -213,9 +245,19 @@ def _check_free(path: Path, option: str) -> None:
         try:
             probe.connect(str(path))
         except (ConnectionRefusedError, FileNotFoundError):
-            return
+            if take is Take.NOTHING:
+                raise BindError(
+                    f"socket {path}: left by a process that is gone", hint=f"remove it or {option}"
+                ) from None
+            return None
         except (TimeoutError, BlockingIOError):
             pass  # its backlog is full: somebody is there
+        except PermissionError:
+            if take is not Take.ANY:
+                raise
+            return 0
+        if take is Take.ANY:
+            return _credentials(probe)[0]
         raise SocketInUse(path, _credentials(probe)[0], option)
 
 

@@ -16,6 +16,7 @@ from nodenet.httpd.sockets import (
     BindError,
     PortInUse,
     SocketInUse,
+    Take,
     has_ipv6,
     open_tcp,
     open_unix,
@@ -121,6 +122,44 @@ def test_what_another_process_put_there_is_not_removed(tmp_path: Path) -> None:
     assert path.exists()
     second.remove()
     second.sock.close()
+
+
+def test_a_stale_socket_is_left_alone_where_nothing_may_be_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "admin.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    inode = path.lstat().st_ino
+    with pytest.raises(BindError) as caught:
+        open_unix(path, "give --id", take=Take.NOTHING)
+    assert caught.value.line() == (
+        f"socket {path}: left by a process that is gone; remove it or give --id"
+    )
+    assert path.lstat().st_ino == inode and [p.name for p in tmp_path.iterdir()] == ["admin.sock"]
+
+
+def test_a_socket_is_taken_from_somebody_where_that_is_wanted(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    first = open_unix(path, "--id", take=Take.ANY)
+    assert first.displaced is None and first.in_place()
+    second = open_unix(path, "--id", take=Take.ANY)
+    assert second.displaced == os.getpid()
+    assert second.in_place() and not first.in_place()
+    first.remove()
+    second.remove()
+    assert not path.exists() and not second.in_place()
+    for listener in (first, second):
+        listener.sock.close()
+
+
+def test_a_directory_that_is_missing_is_not_made_where_it_may_be_a_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "no" / "such" / "f"
+    with pytest.raises(BindError) as caught:
+        open_unix(path, "give --id", make_directory=False)
+    assert caught.value.line() == (
+        f"cannot make socket {path}: no such file or directory; "
+        f"make the directory {path.parent}, or give --id"
+    )
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_path_that_is_too_long(tmp_path: Path) -> None:

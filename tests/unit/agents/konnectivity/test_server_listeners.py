@@ -329,6 +329,78 @@ def test_where_no_socket_can_be_is_said(tmp_path: Path, where: str) -> None:
     assert (tmp_path / "file").read_text() == "somebody's"
 
 
+def test_a_directory_that_is_missing_is_not_made(tmp_path: Path) -> None:
+    """As by upstream's: --uds-name may be mistyped, and nobody would come."""
+    path = tmp_path / "konectivity" / "f"
+    with pytest.raises(BindError) as caught:
+        open_frontend_socket(path, delete=True)
+    assert caught.value.line() == (
+        f"cannot make socket {path}: no such file or directory; "
+        f"make the directory {path.parent}, or give another --uds-name"
+    )
+    assert not path.parent.exists()
+
+
+@pytest.mark.parametrize("alive", [False, True])
+def test_an_existing_socket_is_kept_when_that_is_asked_for(tmp_path: Path, alive: bool) -> None:
+    path = tmp_path / "f"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+        if alive:
+            left.listen()
+        with pytest.raises(BindError) as caught:
+            open_frontend_socket(path, delete=False)
+    assert str(path) in caught.value.message
+    assert "--delete-existing-uds-file" in caught.value.line()
+    path.unlink()
+    found = open_frontend_socket(path, delete=False)
+    found.remove()
+    found.sock.close()
+
+
+def test_two_servers_at_one_socket_both_say_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "f"
+
+    async def test() -> None:
+        poller = Poller(asyncio.get_running_loop())
+
+        async def server(name: str) -> Listener:
+            made = Listener(name, open_frontend_socket(path, delete=True), Hello, poller)
+            await made.start()
+            return made
+
+        first = await server("first")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(first.follow_files())
+            await asyncio.sleep(0.1)
+            assert caplog.messages == [], "it is its own"
+            second = await server("second")
+            late = tasks.create_task(second.follow_files())
+            taken = f"socket {path} was served by pid {os.getpid()}; new frontends come here now"
+            lost = f"first: {path} is not ours any more"
+            await until(lambda: len(caplog.messages) == 2, "both have said it")
+            assert caplog.messages[0] == taken and caplog.messages[1].startswith(lost)
+            assert {record.levelname for record in caplog.records} == {"WARNING"}
+            await asyncio.sleep(0.1)
+            assert len(caplog.messages) == 2, "once"
+            reader, writer = await asyncio.open_unix_connection(str(path))
+            assert await reader.readexactly(5) == b"hello"
+            writer.close()
+            await writer.wait_closed()
+            first.close()
+            assert path.exists(), "it is the second one's"
+            second.close()
+            assert not path.exists()
+            await late
+        assert len(caplog.messages) == 2, "an end is no news"
+        await until(lambda: not len(poller), "every connection is over")
+        poller.close()
+
+    run(test())
+
+
 def test_the_socket_of_an_earlier_run_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "f"
     with socket.socket(socket.AF_UNIX) as left:
