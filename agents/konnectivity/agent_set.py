@@ -187,7 +187,7 @@ class ClientSet:
     async def _attempt(self, address: str) -> None:
         stream = ServerStream(self._config, self._sockets, self.counts, self._stream_changed)
         self._attempts.add(stream)
-        logger.debug("Start serving address=%s", address)
+        logger.debug("connecting address=%s", address)
         try:
             await stream.connect(*self._by_address[address])
         except ConnectFailed as error:
@@ -229,6 +229,10 @@ class ClientSet:
                 address,
                 len(self.sync.servers),
                 self.sync.count,
+            )
+            logger.info("successfully connected to new proxy server serverID=%s", stream.server_id)
+            logger.info(
+                "Start serving serverID=%s agentID=%s", stream.server_id, self._config.agent_id
             )
         else:
             self._duplicate(address, stream.server_id)

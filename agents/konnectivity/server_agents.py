@@ -142,6 +142,7 @@ class AgentStream(CallHandler):
             self._address,
             identifiers.text() or "-",
         )
+        logger.info("Register backend for agent: %s", backend)
 
     def _refuse(self, error: NodenetError, code: Code = Code.UNKNOWN) -> None:
         self.call.end(Status(code, error.message))

@@ -32,6 +32,7 @@ slows down what comes from its agent, a stalled one only costs itself.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
@@ -95,6 +96,9 @@ RECENT_DIALS: Final = 256
 LAST_ERROR_CHARS: Final = 1024
 #: Ids closed here that a packet may still be on the way for.
 RECENT_IDS: Final = 4096
+
+# Upstream's words, which operators look for. What a single dial comes to is at debug.
+logger = logging.getLogger(__name__)
 
 
 class Link(Protocol):
@@ -161,6 +165,10 @@ class Backend:
         self._recent: OrderedDict[int, None] = OrderedDict()
         self._over: dict[int, Tunnel] = {}
         self._paused = False
+
+    def __str__(self) -> str:
+        """As the log names it, with upstream's keys."""
+        return f"agentID={self.agent_id} address={self.address}"
 
     # -- towards the agent ----------------------------------------------------------------------
 
@@ -312,6 +320,8 @@ class Backend:
                 self._dial_closed(random)
             case Drain():
                 counts.count(PacketType.DRAIN)
+                if not self.draining:
+                    logger.info("agent is draining: %s", self)
                 self.draining = True
             case Data(connect_id, payload):
                 counts.count(PacketType.DATA)
@@ -327,6 +337,7 @@ class Backend:
         tunnel = self.dials.pop(packet.random, None)
         if tunnel is None:
             self._core.failed(DialFailure.UNRECOGNIZED_RESPONSE)
+            logger.debug("DIAL_RSP not recognized; dropped: %s dialID=%d", self, packet.random)
             if packet.connect_id > 0:
                 self._remember(packet.connect_id)
                 self._push(CloseRequest(packet.connect_id))
@@ -342,6 +353,12 @@ class Backend:
             return
         if packet.error:
             self._refuse(tunnel, Refusal(DialFailure.ERROR_RESPONSE, packet.error))
+            logger.debug(
+                "DIAL_RSP contains failure: %s dialAddress=%s: %r",
+                self,
+                tunnel.address,
+                self.last_error,
+            )
             return
         tunnel.state = State.OPEN
         tunnel.connect_id = packet.connect_id
@@ -443,6 +460,11 @@ class Backend:
         if connect_id and connect_id not in self._recent:  # B5, B7
             self._remember(connect_id)
             self._push(CloseRequest(connect_id))
+            logger.debug(
+                "could not get frontend client; closing connection: %s connectionID=%d",
+                self,
+                connect_id,
+            )
 
     def _remember(self, connect_id: int) -> None:
         """An id that is closed here: what is still on the way for it is no news."""
@@ -477,6 +499,9 @@ class Backend:
         tunnel.state = State.OVER
         tunnel.frontend = None
         self._core.failed(DialFailure.FRONTEND_CLOSE)
+        logger.debug(
+            "Dial cancelled (DIAL_CLS) by frontend: %s dialAddress=%s", self, tunnel.address
+        )
         if tunnel.dial_sent:
             self._push(CloseDial(tunnel.wire_id))
 

@@ -6,6 +6,7 @@ Every entry belongs to exactly one agent's stream, so what is left when that end
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -25,6 +26,8 @@ DIAL_BACKSTOP_SECONDS: Final = 60.0
 TICK_SECONDS: Final = 0.25
 
 DIAL_TIMEOUT: Final = "timed out waiting for backend dial"
+
+logger = logging.getLogger(__name__)
 
 
 class ServerCore:
@@ -103,6 +106,7 @@ class ServerCore:
         try:
             backend = self.backends.pick(address, self._rng)
         except NoAgent:
+            logger.debug("Failed to get a backend: %s dialAddress=%s", NO_AGENT, address)
             return self._refusal(DialFailure.NO_AGENT, NO_AGENT)
         if len(backend.dials) >= MAX_DIALS:
             text = f"{MAX_DIALS} dials wait for agent {backend.agent_id}"

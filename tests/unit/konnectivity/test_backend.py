@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -803,3 +805,51 @@ def test_when_a_dial_failed_is_exact(scene: Scene) -> None:
     scene.now += 0.1
     agent.send(CloseDial(6))
     assert agent.backend.last_error_at == scene.now
+
+
+def test_the_log_has_the_words_that_operators_look_for(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who comes and goes is always said, what one dial comes to where somebody asks for it."""
+
+    def said(level: int) -> list[str]:
+        found = [r.getMessage() for r in caplog.records if r.levelno == level]
+        caplog.clear()
+        return found
+
+    caplog.set_level(logging.DEBUG)
+    client, who = Client(scene), "agentID=a1 address=10.0.0.9:4000"
+    scene.core.dial(client, "10.0.0.1:80", scene.now)
+    assert said(logging.DEBUG) == [
+        "Failed to get a backend: No agent available dialAddress=10.0.0.1:80"
+    ]
+    agent = Agent(scene)
+    client.dial(dial_id=5)
+    agent.take()
+    agent.send(DialResponse("no route\nto host", 0, 5), DialResponse("", 3, 6), Data(9, b"x"))
+    assert said(logging.DEBUG) == [
+        f"DIAL_RSP contains failure: {who} dialAddress=10.0.0.1:80: 'no route\\nto host'",
+        f"DIAL_RSP not recognized; dropped: {who} dialID=6",
+        f"could not get frontend client; closing connection: {who} connectionID=9",
+    ]
+    client.dial(dial_id=7)
+    client.close()
+    assert said(logging.DEBUG) == [
+        f"Dial cancelled (DIAL_CLS) by frontend: {who} dialAddress=10.0.0.1:80"
+    ]
+    agent.send(Drain(), Drain())
+    assert said(logging.INFO) == [f"agent is draining: {who}"]
+
+
+def test_a_tunnel_that_goes_well_is_no_line_of_the_log(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    agent = Agent(scene)
+    client = scene.connect(agent, 1)
+    client.write(b"ask")
+    agent.send(Data(1, b"answer"))
+    client.close()
+    agent.take()
+    agent.send(CloseResponse("", 1))
+    assert scene.empty() and caplog.messages == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 from pathlib import Path
@@ -96,6 +97,30 @@ def test_every_server_behind_one_address_is_found(certs: Certificates) -> None:
             await server.stop()
 
     run(work())
+
+
+def test_a_new_server_is_in_the_log_in_upstreams_words(
+    certs: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def work() -> None:
+        (server,) = await started(certs, FakeServer("s1"))
+        async with agent(config_for(certs, server.port)) as clients:
+            await until(lambda: clients.ready == 1, "connected")
+            server.protocols[0].abort()
+            await until(lambda: "Removing client used for server" in caplog.text, "it is lost")
+        await server.stop()
+
+    run(work())
+    words = (
+        "Connect to server serverID=s1 ",
+        "successfully connected to new proxy server serverID=s1",
+        "Start serving serverID=s1 agentID=agent-1",
+        "Removing client used for server connection serverID=s1",
+    )
+    found = [m for m in caplog.messages if "serverID=" in m][: len(words)]
+    assert all(message.startswith(word) for message, word in zip(found, words, strict=True))
 
 
 def test_a_duplicate_is_given_up(certs: Certificates) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,6 +46,30 @@ def test_an_agent_is_told_the_server_and_the_count(tmp_path: Path) -> None:
             assert extensions.parse(told[extensions.KEY]) == extensions.OURS
 
     run(test())
+
+
+def test_who_comes_and_goes_is_in_the_log_in_upstreams_words(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def test() -> None:
+        async with serving(tmp_path) as server:
+            async with fake_agent(server) as agent:
+                agent.send(Drain())
+                await until(lambda: "agent is draining" in caplog.text, "it drains")
+            await until(lambda: not server.agents.streams, "it has gone")
+
+    run(test())
+    words = (
+        "Agent connected: agentID=",
+        "Register backend for agent: agentID=",
+        "agent is draining: agentID=",
+        "Remove connection for agent: agentID=",
+    )
+    found = [m for m in caplog.messages if "agentID=" in m]
+    assert len(found) == len(words)
+    assert all(message.startswith(word) for message, word in zip(found, words, strict=True))
 
 
 def test_identifiers_are_read(tmp_path: Path) -> None:
