@@ -132,7 +132,8 @@ def test_a_kubeconfig_whose_files_are_not_there_is_refused_at_once(
 def test_a_file_that_is_not_used_need_not_be_there(tmp_path: Path) -> None:
     data = base64.b64encode(b"PEM").decode()
     keys = ("client-certificate", "client-key")
-    user = dict.fromkeys(keys, "gone") | {f"{key}-data": data for key in keys}
+    user: dict[str, object] = {key: "gone" for key in keys}
+    user |= {f"{key}-data": data for key in keys}
     cluster = {"certificate-authority": "gone", "certificate-authority-data": data}
     found = from_kubeconfig(config(tmp_path, user, **cluster))
     assert found.ca_data == found.cert_data == found.key_data == b"PEM"
