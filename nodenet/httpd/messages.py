@@ -15,7 +15,10 @@ HTML: Final = "text/html; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who asks: over a Unix socket its process (SO_PEERCRED), over TCP its address."""
+    """Who asks: over a Unix socket its process (SO_PEERCRED), over TCP its address.
+
+    Nothing of both when it cannot be told: it has gone already.
+    """
 
     host: str | None = None
     port: int | None = None
@@ -31,7 +34,9 @@ class Peer:
     def __str__(self) -> str:
         if self.over_unix:
             return f"pid {self.pid} (uid {self.uid})"
-        return format_host_port(self.host or "", self.port or 0)
+        if self.host is None:
+            return "unknown"
+        return format_host_port(self.host, self.port or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

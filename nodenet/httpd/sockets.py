@@ -275,5 +275,5 @@ def peer_of(sock: socket.socket) -> Peer:
     try:
         host, port = sock.getpeername()[:2]
     except OSError:  # gone already
-        return Peer(host="?", port=0)
+        return Peer()
     return Peer(host=host.removeprefix("::ffff:"), port=port)
