@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from nodenet.cli.konnectivity_curl import _at_the_remote, _at_the_server
+from nodenet.cli.konnectivity_curl import _at_the_remote, _at_the_server, _remote_context
 from nodenet.konnectivity.client import ProxyUnreachable
 from nodenet.konnectivity.fetch import parse_url
 from nodenet.konnectivity.tls_stream import TlsFailed
+from tests.interop.certificates import Authority
+from tests.unit.tls.wire import Theirs, connect, their_server
 
 Cli = Any
 
@@ -73,3 +75,10 @@ def test_files(cli: Cli, tmp_path: Path, words: tuple[str, ...], text: str) -> N
     given = [word.format(folder=tmp_path) for word in words]
     outcome = cli("konnectivity", "curl", "http://a/", *given)
     assert (outcome.status, outcome.err) == (2, f"nodenet: {text.format(folder=tmp_path)}\n")
+
+
+def test_a_remotes_authority_that_another_one_signed_is_believed(tmp_path: Path) -> None:
+    middle = Authority("middle", issuer=Authority("root"))
+    remote = Theirs(their_server(middle.issue(tmp_path, "remote", "localhost")))
+    context = _remote_context(False, middle.write(tmp_path / "ca"))
+    connect(Theirs(context, "localhost"), remote)
