@@ -44,9 +44,8 @@ def sockets_below(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if path.is_socket()}
 
 
-@pytest.mark.parametrize("delete", ["true", "false"])
-def test_what_a_killed_process_left_stops_no_start(world: World, delete: str) -> None:
-    server = world.server("ours", f"--delete-existing-uds-file={delete}")
+def test_what_a_killed_process_left_stops_no_start(world: World) -> None:
+    server = world.server("ours")
     agent = world.agent("ours", server)
     processes: tuple[Process, ...] = (server, agent)
     with Remote(echo) as remote:
@@ -64,6 +63,21 @@ def test_what_a_killed_process_left_stops_no_start(world: World, delete: str) ->
         process.signal(signal.SIGTERM)
         assert process.wait(15) == 0
     assert not sockets_below(world.folder), "a clean end leaves nothing"
+
+
+def test_what_a_killed_server_left_is_kept_where_that_is_asked_for(world: World) -> None:
+    """As by upstream's, whose bind(2) finds the address in use."""
+    server = world.server("ours", "--delete-existing-uds-file=false")
+    server.kill()
+    with pytest.raises(AssertionError) as caught:
+        server.start()
+    assert (
+        f"nodenet: socket {world.folder}/s1: left by a process that is gone; "
+        "remove it or give another --uds-name, or --delete-existing-uds-file\n"
+    ) in str(caught.value)
+    assert "s1" in sockets_below(world.folder)
+    (world.folder / "s1").unlink()
+    server.start()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a directory below /run")
