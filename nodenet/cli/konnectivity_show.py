@@ -170,13 +170,18 @@ def show(
     if why is not None:
         return _show_why(g, daemon, why)
     if connections:
-        row: Any = ServerTunnelRow if daemon.role == "server" else AgentTunnelRow
+        row: Any
+        if daemon.role == "server":
+            row, peer = ServerTunnelRow, "agent_id"
+        else:
+            row, peer = AgentTunnelRow, "server_id"
         emit_list(
             g,
             lambda: list(daemon.ask("/v1/connections", list[row])),
             TUNNELS,
             row_type=row,
             name="connect_id",
+            identity=(peer, "connect_id", "address"),  # each peer has its own ids
             empty="no tunnels",
             moving=MOVING,
         )

@@ -31,6 +31,7 @@ def emit_list(
     *,
     row_type: type[msgspec.Struct] | None = None,
     name: str | None = None,
+    identity: Sequence[str] = (),
     empty: str | None = None,
     render: Callable[[list[Row], Style], str] | None = None,
     moving: Collection[str] = (),
@@ -39,12 +40,13 @@ def emit_list(
 
     ``rows`` is a function where the verb takes --watch; it is called once a round. ``row_type``
     lets --sort check its key even when there are no rows. ``name`` is the JSON key that -o name
-    prints and by which --watch knows a row again (default: the first column's). ``empty`` is the
-    notice for a human when there is nothing. ``render`` makes the text where a table is not enough.
+    prints (default: the first column's); by it --watch knows a row again, or by all keys of
+    ``identity`` where others may have that name. ``empty`` is the notice for a human when there is
+    nothing. ``render`` makes the text where a table is not enough.
     ``moving`` are keys that are new in each round, such as ages: alone they are no change to
     --watch with JSON. Applies --sort, --limit and --fail-empty.
     """
-    identity = name or columns[0].key
+    name = name or columns[0].key
 
     def produce() -> list[Row]:
         found = list(rows() if callable(rows) else rows)
@@ -56,11 +58,11 @@ def emit_list(
         return render(found, style) if render else render_table(found, columns, style)
 
     if g.watch is not None:
-        _watch(g, produce, show, identity, moving)
+        _watch(g, produce, show, identity or (name,), moving)
         return
     found = produce()
     if g.format is Format.NAME:
-        _write("".join(f"{field(row, identity)}\n" for row in found))
+        _write("".join(f"{field(row, name)}\n" for row in found))
     elif not _emit_data(g, found):
         _write(show(found, g.style))
 
@@ -97,7 +99,7 @@ def emit_report(
     if g.format is Format.NAME:
         raise UsageError("-o name: this command prints a report, which has no names")
     if g.watch is not None:
-        return _watch(g, produce, render, None, moving)
+        return _watch(g, produce, render, (), moving)
     found = produce()
     if not _emit_data(g, found):
         _write(_ended(render(found, g.style)))
@@ -190,7 +192,7 @@ def _watch(
     g: Globals,
     produce: Callable[[], Any],
     render: Callable[[Any, Style], str],
-    identity: str | None,
+    identity: Sequence[str],
     moving: Collection[str],
 ) -> Any:
     """Asks again every ``g.watch`` seconds until Ctrl-C; returns the last answer."""
@@ -218,17 +220,20 @@ def _watch(
 class _Changes:
     """Which objects are new, different or gone since the last round, as JSON objects."""
 
-    def __init__(self, identity: str | None, moving: Collection[str]) -> None:
+    def __init__(self, identity: Sequence[str], moving: Collection[str]) -> None:
         self._identity = identity
         self._moving = frozenset(moving)
         self._last: dict[Any, Any] = {}
 
     def since_last(self, found: Any) -> list[dict[str, Any]]:
         """One object a change: ``change`` (added, changed, gone), then the object's keys."""
-        if self._identity is None:
-            now = {None: msgspec.to_builtins(found)}
-        else:
-            now = {field(row, self._identity): msgspec.to_builtins(row) for row in found}
+        now: dict[Any, Any] = {}
+        for row in found if self._identity else (found,):
+            key = tuple(field(row, each) for each in self._identity)
+            # some may be alike, and each is one all the same
+            while key in now:
+                key += (0,)
+            now[key] = msgspec.to_builtins(row)
         changes = [
             {"change": "changed" if key in self._last else "added", **row}
             for key, row in now.items()

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import pytest
 import yaml
 
+from nodenet.cli.output import _Changes
+
 
 def test_a_list_as_table(items: Callable) -> None:  # type: ignore[type-arg]
     outcome = items("item", "list")
@@ -153,6 +155,29 @@ def test_watch_as_json_prints_changes_only(items: Callable) -> None:  # type: ig
         ("gone", "3a45"),
     ]
     assert lines[0].keys() == {"change", "id", "pod", "remote", "state", "bytes_sent"}
+
+
+def test_rows_with_one_name_are_each_watched() -> None:
+    """Ids of one peer are another one's too, and dials under way have none."""
+
+    def row(peer: str, number: int, sent: int = 0) -> dict[str, object]:
+        return {"peer": peer, "id": number, "sent": sent}
+
+    changes = _Changes(("peer", "id"), ())
+    rounds = [
+        [row("a", 1), row("b", 1), row("a", 0), row("a", 0)],
+        [row("a", 1), row("b", 1, 5), row("a", 0)],
+        [row("b", 1, 5)],
+    ]
+    told = [
+        [(each["change"], each["peer"], each["id"]) for each in changes.since_last(found)]
+        for found in rounds
+    ]
+    assert told == [
+        [("added", "a", 1), ("added", "b", 1), ("added", "a", 0), ("added", "a", 0)],
+        [("changed", "b", 1), ("gone", "a", 0)],
+        [("gone", "a", 1), ("gone", "a", 0)],
+    ]
 
 
 def test_a_watch_does_not_tell_of_ages_alone(items: Callable) -> None:  # type: ignore[type-arg]
