@@ -121,7 +121,11 @@ async def _until_stopped(
         if counting is not None:
             working.append(tasks.create_task(counting, name="lease counter"))
         await stop.first.wait()
-        logger.info("draining: %d tunnels, up to %g s", clients.unfinished, config.drain_timeout)
+        logger.info(
+            "draining: %d tunnels and peers are left, up to %g s",
+            clients.unfinished,
+            config.drain_timeout,
+        )
         for task in working:
             task.cancel()
         clients.drain()
@@ -131,7 +135,7 @@ async def _until_stopped(
         cut = clients.unfinished
         drained.cancel()
         hurry.cancel()
-    logger.info("ended: %d tunnels cut", cut)
+    logger.info("ended: %d of them cut", cut)
 
 
 def _listeners(host: str, port: int, option: str) -> list[socket.socket]:

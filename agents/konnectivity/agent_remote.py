@@ -120,6 +120,7 @@ class Remote:
         "_owed",
         "_owed_bytes",
         "_said_goodbye",
+        "_since",
         "_sockets",
         "_state",
         "_tunnel",
@@ -155,6 +156,8 @@ class Remote:
         self._attempts: list[_Attempt] = []
         self._owed: deque[memoryview] = deque()
         self._owed_bytes = 0
+        self._since = 0.0
+        """When it last took some of what it is owed, or was owed the first."""
         self._untaken = 0
         """Bytes the remote had still to take when last looked at, the kernel's included."""
         self._lookup: Lookup | None = None
@@ -343,8 +346,7 @@ class Remote:
             sockets.leaving_bytes += self._owed_bytes
             sockets.owing[self] = None
         if not self._leave_on() and not self._said_goodbye:
-            self._untaken = self._left()
-            sockets.leaving.add(self)
+            self._begin_to_wait(sockets.leaving)
         while sockets.leaving_bytes > LEAVE_BYTES:
             next(iter(sockets.owing)).abort()
 
@@ -385,7 +387,7 @@ class Remote:
             if not self._said_goodbye:
                 self._said_goodbye = True
                 self._sockets.leaving.discard(self)
-                self._sockets.ending.add(self)
+                self._begin_to_wait(self._sockets.ending)
             if not self.readable:
                 return False
             while self._heard < GOODBYE_BYTES:
@@ -409,19 +411,24 @@ class Remote:
         if not self._owed_bytes:
             self._sockets.owing.pop(self, None)
 
+    def _begin_to_wait(self, waiting: Deadlines[Remote]) -> None:
+        self._untaken, self._since = self._left(), self._sockets.loop.time()
+        waiting.add(self)
+
     def leave_expired(self) -> None:
         """`LEAVE_SECONDS`, or `GOODBYE_SECONDS`, are over."""
-        if not self._owed:
-            if self.sock is not None:
-                self._close()  # what the kernel still has, it goes on sending
+        if self.sock is None:
             return
-        left = self._left()
+        left, now = self._left(), self._sockets.loop.time()
         if left < self._untaken:
-            self._untaken = left
-            self._sockets.leaving.add(self)
-            return
-        logger.info("%s: %d bytes were never taken", self._tunnel.address, self._owed_bytes)
-        self.abort()
+            self._untaken, self._since = left, now
+        if now - self._since < (LEAVE_SECONDS if left else GOODBYE_SECONDS):
+            (self._sockets.leaving if self._owed else self._sockets.ending).add(self)
+        elif self._owed:
+            logger.info("%s: %d bytes were never taken", self._tunnel.address, self._owed_bytes)
+            self.abort()
+        else:
+            self._close()  # what the kernel still has, it goes on sending
 
     def _left(self) -> int:
         return self._owed_bytes + (in_kernel(self.sock) if self.sock is not None else 0)

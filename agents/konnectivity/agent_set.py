@@ -123,8 +123,9 @@ class ClientSet:
 
     @property
     def unfinished(self) -> int:
-        """Tunnels, dials, and remotes that have not yet taken all of a tunnel that is over."""
-        return self.tunnels + self._sockets.unfinished
+        """Tunnels, dials, and remotes and servers that do not have all of those that are over."""
+        unsent = sum(stream.unsent for stream in self.streams)
+        return self.tunnels + self._sockets.unfinished + unsent
 
     async def drained(self, seconds: float) -> bool:
         """Waits until nothing was unfinished for `QUIET_SECONDS`; False after ``seconds``."""

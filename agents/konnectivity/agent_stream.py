@@ -271,6 +271,12 @@ class ServerStream(CallHandler):
         """Tunnels that are up, and dials under way."""
         return len(self.core.tunnels) + len(self.core.dials) if self.core is not None else 0
 
+    @property
+    def unsent(self) -> bool:
+        """Whether there is something for the server that the kernel has not taken."""
+        protocol = self._protocol
+        return protocol is not None and (self._call.unsent > 0 or protocol.unsent > 0)
+
     def close(self, text: str = "closed here") -> None:
         """Ends the stream and its connection now; remotes are reset."""
         if not self._answer.done():

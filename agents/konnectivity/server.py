@@ -273,8 +273,9 @@ class Server:
 
     @property
     def unfinished(self) -> int:
-        """Tunnels and dials, and clients that have not yet taken all of a tunnel that is over."""
-        return self.core.established + self.core.pending + self.frontends.unfinished
+        """Tunnels and dials, and peers that have not yet been sent all of those that are over."""
+        tunnels = self.core.established + self.core.pending
+        return tunnels + self.frontends.unfinished + sum(p.unsent > 0 for p in self.connections)
 
     async def _say_goodbye(self) -> None:
         """Ends every stream and socket, and waits a moment for the peers to take it."""

@@ -15,7 +15,7 @@ from nodenet.agents.konnectivity.poller_transport import PollerTransport
 from nodenet.agents.konnectivity.unix_transport import UnixTransport
 from nodenet.konnectivity import extensions
 from nodenet.konnectivity.errors import MalformedPacket
-from nodenet.konnectivity.grpc_frontend import ProxyStream
+from nodenet.konnectivity.grpc_frontend import Phase, ProxyStream
 from nodenet.konnectivity.http_connect import (
     ESTABLISHED,
     BadHead,
@@ -64,8 +64,8 @@ class Frontends:
 
     @property
     def unfinished(self) -> int:
-        """Clients whose tunnel is over and that have not taken all of it."""
-        return len(self.closing) + sum(each.stream.owes for each in self.streams)
+        """Clients whose tunnel is over and that have not been sent all of it."""
+        return len(self.closing) + sum(each.owes for each in self.streams)
 
     def tick(self, now: float) -> None:
         """Ends what has taken too long."""
@@ -101,11 +101,18 @@ class GrpcFrontend(CallHandler):
         self._call = call
         peer = extensions.parse(dict(call.metadata).get(extensions.KEY))
         self.stream = ProxyStream(frontends.core, call, peer)
+        self._ended = False
         frontends.streams.add(self)
         if frontends.refusing:
             call.end(Status(Code.UNAVAILABLE, "server is shutting down"))
         elif peer != extensions.NONE:
             call.answer(_OFFER)
+
+    @property
+    def owes(self) -> bool:
+        """Whether the tunnel is over, and the client listens and has not been sent all of it."""
+        stopped = self.stream.phase is Phase.STOPPED and not self._ended
+        return stopped and (self.stream.waiting or self._call.unsent > 0)
 
     def received(self, message: bytes) -> None:
         """See `CallHandler`: a packet."""
@@ -127,6 +134,7 @@ class GrpcFrontend(CallHandler):
 
     def ended(self) -> None:
         """See `CallHandler`: the client is done."""
+        self._ended = True
         self.stream.ended(self._frontends.loop.time())
         self._call.end(OK)
 

@@ -81,7 +81,9 @@ async def serve(config: ServerConfig, stop: StopSignals, path: Path, *, ready: T
 
 
 async def _drain(config: ServerConfig, server: Server, stop: StopSignals) -> int:
-    logger.info("ending: %d tunnels, up to %g s", server.unfinished, config.drain_timeout)
+    logger.info(
+        "ending: %d tunnels and peers are left, up to %g s", server.unfinished, config.drain_timeout
+    )
     async with asyncio.TaskGroup() as tasks:
         drained = tasks.create_task(server.drain(config.drain_timeout), name="drain")
         hurry = tasks.create_task(stop.second.wait(), name="second signal")
@@ -89,7 +91,7 @@ async def _drain(config: ServerConfig, server: Server, stop: StopSignals) -> int
         hurried = not drained.done()
         for task in (drained, hurry):
             task.cancel()
-    logger.info("ended: %d tunnels cut", server.unfinished)
+    logger.info("ended: %d of them cut", server.unfinished)
     return 1 if hurried else 0
 
 

@@ -26,9 +26,9 @@ from nodenet.tls.errors import HandshakeFailed, PeerLeft, TlsError
 
 #: Seconds a handshake may take, from the first byte to the last.
 HANDSHAKE_SECONDS: Final = 10.0
-#: For a peer that takes nothing of what was written before the end; as `FLUSH_SECONDS` of others.
+#: For a peer that takes nothing of what was written before the end, the kernel's part included.
 FLUSH_SECONDS: Final = 30.0
-#: For the peer's end after ours, unless it still takes something.
+#: For the end of a peer that has taken everything; who was refused has no more in any case.
 SHUTDOWN_SECONDS: Final = 5.0
 #: Ciphertext of one read(2).
 READ_BYTES: Final = 256 << 10
@@ -199,7 +199,7 @@ class TlsTransport(PollerTransport):
         # an alert, which a reset would take from a peer that has said more than we wanted to hear
         if isinstance(error, HandshakeFailed) and not isinstance(error, PeerLeft):
             self._watch()  # there is no protocol for what it says while the alert waits
-            self._bound(SHUTDOWN_SECONDS)
+            self._bound()
             self._say_goodbye()
         else:
             self._end(None)
@@ -480,22 +480,29 @@ class TlsTransport(PollerTransport):
             if not self._cipher:
                 self._drop()
         self._watch()
-        self._bound(FLUSH_SECONDS)
+        self._bound()
         self._say_goodbye()
 
-    def _bound(self, seconds: float) -> None:
+    def _bound(self) -> None:
         """The end comes, unless the peer takes something of what it has not taken yet."""
         self._cancel_timer()
-        left = self.untaken_bytes()
-        self._timer = self._loop.call_later(seconds, self._bounded, seconds, left)
+        self._look_again(self.untaken_bytes(), self._loop.time())
 
-    def _bounded(self, seconds: float, before: int) -> None:
-        left = self.untaken_bytes()
+    def _look_again(self, left: int, since: float) -> None:
+        self._timer = self._loop.call_later(SHUTDOWN_SECONDS, self._look, left, since)
+
+    def _look(self, before: int, since: float) -> None:
+        """``before`` is what was left at ``since``, when the peer last took something."""
+        left, now = self.untaken_bytes(), self._loop.time()
         if left < before:
-            self._bound(seconds)
+            since = now
+        served = self._protocol is not None
+        if now - since < (FLUSH_SECONDS if left and served else SHUTDOWN_SECONDS):
+            self._look_again(left, since)
             return
-        if left and not self._shut:
-            logger.info("a peer took nothing for %g s, %d bytes are lost", seconds, left)
+        if left and served:
+            peer = self.get_extra_info("peername", "somebody who has gone")
+            logger.info("%s took nothing for %g s, %d bytes are lost", peer, FLUSH_SECONDS, left)
         self._end(None)
 
     def _say_goodbye(self) -> None:
@@ -516,7 +523,7 @@ class TlsTransport(PollerTransport):
         if self._peer_ended:
             self._end_soon(None)
             return
-        self._bound(SHUTDOWN_SECONDS)
+        self._bound()
         self._watch()
 
     def _stop(self) -> None:

@@ -107,9 +107,9 @@ class ProxyStream:
         self._last: deque[bytes] = deque()
 
     @property
-    def owes(self) -> bool:
-        """Whether the tunnel is over and the client has not been sent all of it."""
-        return self.phase is Phase.STOPPED and bool(self._queue or self._last)
+    def waiting(self) -> bool:
+        """Whether there is something for the client that was not asked for yet (`pull`)."""
+        return bool(self._queue or self._last)
 
     # -- the client -----------------------------------------------------------------------------
 

@@ -96,6 +96,11 @@ class RpcProtocol(asyncio.BufferedProtocol):
             raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         return self._transport
 
+    @property
+    def unsent(self) -> int:
+        """Bytes of frames that the transport has and the kernel has not."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     def close(self) -> None:
         """Ends all calls, says so to the peer, and closes; cut after `CLOSE_SECONDS`."""
         if self._connection is not None and self._connection.over is None:

@@ -13,7 +13,6 @@ import pytest
 
 from nodenet.agents.konnectivity import agent_remote
 from nodenet.agents.konnectivity.agent_remote import Sockets, StreamRemotes
-from nodenet.agents.ztunnel.deadlines import Deadlines
 from nodenet.konnectivity.agent_core import AgentCore
 from nodenet.konnectivity.agent_tunnel import Counts
 from nodenet.konnectivity.extensions import NONE
@@ -134,15 +133,13 @@ def test_what_follows_urgent_data_is_read() -> None:
     run(work())
 
 
-def leave_within(sockets: Sockets, seconds: float) -> None:
-    """A shorter time than the agent's."""
-    sockets.leaving = Deadlines(sockets.loop, seconds, agent_remote._leave_expired)
+def test_a_remote_that_takes_some_now_and_then_gets_all_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agent_remote, "LEAVE_SECONDS", 0.15)
 
-
-def test_a_remote_that_takes_some_now_and_then_gets_all_of_it() -> None:
     async def work() -> None:
         async with scene() as made:
-            leave_within(made.sockets, 0.15)
             tunnel, remote = await made.dial()
             with remote:
                 made.close_owing(tunnel)
@@ -159,12 +156,43 @@ def test_a_remote_that_takes_some_now_and_then_gets_all_of_it() -> None:
     run(work())
 
 
-def test_a_remote_that_takes_nothing_is_reset(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("speaks", [False, True])
+def test_what_the_kernel_has_for_a_remote_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, speaks: bool
+) -> None:
+    """A socket that is closed answers what comes with a reset, and that takes what is unread."""
+    monkeypatch.setattr(agent_remote, "GOODBYE_SECONDS", 0.1)
+    monkeypatch.setattr(agent_remote, "LEAVE_SECONDS", 5.0)
+
+    async def work() -> None:
+        async with scene() as made:
+            tunnel, remote = await made.dial()
+            with remote:
+                # one that the two sockets hold, and the remote's does not
+                made.tell(Data(tunnel, MUCH[: 1 << 20]), CloseRequest(tunnel))
+                assert not made.sockets.owing and made.sockets.unfinished == 1
+                for _ in range(8):
+                    await asyncio.sleep(0.05)
+                    if speaks:
+                        remote.send(b"still here")
+                assert made.sockets.unfinished == 1
+                got = bytearray()
+                while part := await made.sockets.loop.sock_recv(remote, 1 << 20):
+                    got += part
+                assert got == MUCH[: 1 << 20]
+                await until(lambda: made.sockets.unfinished == 0, "it has all, and its time")
+
+    run(work())
+
+
+def test_a_remote_that_takes_nothing_is_reset(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(agent_remote, "LEAVE_SECONDS", 0.1)
     caplog.set_level(logging.INFO)
 
     async def work() -> None:
         async with scene() as made:
-            leave_within(made.sockets, 0.1)
             tunnel, remote = await made.dial()
             with remote:
                 made.close_owing(tunnel)

@@ -101,7 +101,7 @@ def test_a_drain_waits_for_clients_that_have_not_taken_everything(
                     agent.send(Data(1, bytes(1 << 20)))
                 agent.send(CloseResponse("", 1))
                 await until(lambda: server.core.established == 0, "the tunnel is over")
-                assert server.unfinished == 1
+                assert server.unfinished > 0
                 draining = loop.create_task(server.drain(15.0))
                 await asyncio.sleep(0.1)
                 assert not draining.done()

@@ -246,6 +246,27 @@ def test_who_ends_and_does_not_read_is_cut_unless_something_is_taken(
     run_tls_twice(test)
 
 
+def test_what_the_kernel_has_at_the_end_is_waited_for(
+    run_tls_twice: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A socket that is closed answers what comes with a reset, and that takes what is unread."""
+    monkeypatch.setattr(tls_transport, "SHUTDOWN_SECONDS", 0.1)
+    size = 300_000  # of which the peer's kernel has a part, and ours the rest
+
+    async def test(scene: TlsScene) -> None:
+        peer = await scene.connect(protocol := Recorder())
+        protocol.transport.write(MUCH[:size])
+        protocol.transport.close()
+        for _ in range(8):
+            await asyncio.sleep(0.05)
+            await peer.send(b"still here")
+        assert protocol.transport.get_write_buffer_size() == 0 and not protocol.lost
+        assert digest(await peer.take()) == digest(MUCH[:size])
+        assert await over(protocol) is None
+
+    run_tls_twice(test)
+
+
 @pytest.mark.parametrize("notify", [False, True])
 @pytest.mark.parametrize("talked", [False, True])
 def test_a_peer_that_ends_and_closes_its_socket_is_no_fault(
