@@ -251,8 +251,8 @@ def open_frontend_socket(path: Path, *, delete: bool) -> UnixListener:
         option += ", or --delete-existing-uds-file"
     found = open_unix(path, option, take=Take.ANY if delete else Take.NOTHING, make_directory=False)
     if found.displaced is not None:
-        who = f"pid {found.displaced}" if found.displaced else "another process"
-        logger.warning("socket %s was served by %s; new frontends come here now", path, who)
+        who = f"was served by pid {found.displaced}" if found.displaced else "may be somebody's"
+        logger.warning("socket %s %s; new frontends come here now", path, who)
     return found
 
 

@@ -72,12 +72,8 @@ def _own(values: dict[str, bool], word: str) -> int:
         if name not in values:
             return 0
         return 2 if values[name] and not equals else 1
-    # -port=1 is a slip of --port=1, and not -p -o rt=1
+    # -port=1 and -port 1 are slips of --port, and not -p -o rt: values go with first letters only
     letters = word[1:] if word.startswith("-") and "=" not in word else ""
-    for at, letter in enumerate(letters, 1):
-        takes = values.get(f"-{letter}")
-        if takes is None:
-            return 0
-        if takes:
-            return 1 if letters[at:] else 2
-    return 1 if letters else 0
+    if letters and values.get(f"-{letters[0]}"):
+        return 1 if letters[1:] else 2
+    return 1 if letters and all(values.get(f"-{each}") is False for each in letters) else 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -228,12 +229,12 @@ class _Changes:
     def since_last(self, found: Any) -> list[dict[str, Any]]:
         """One object a change: ``change`` (added, changed, gone), then the object's keys."""
         now: dict[Any, Any] = {}
+        alike: Counter[Any] = Counter()
         for row in found if self._identity else (found,):
             key = tuple(field(row, each) for each in self._identity)
-            # some may be alike, and each is one all the same
-            while key in now:
-                key += (0,)
-            now[key] = msgspec.to_builtins(row)
+            # each of those with one name is a row all the same
+            now[key, alike[key]] = msgspec.to_builtins(row)
+            alike[key] += 1
         changes = [
             {"change": "changed" if key in self._last else "added", **row}
             for key, row in now.items()

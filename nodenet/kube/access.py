@@ -1,7 +1,7 @@
 """Where the API is and how to be let in: a pod's service account, or a kubeconfig file.
 
-Files named here are read again when they change (`AccessFiles`), because tokens and certificates of
-both kinds are rotated under a running process.
+Files named here are read again when they change (`Access.files`), because tokens and certificates
+of both kinds are rotated under a running process.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class Access:
             try:
                 return self.token_file.read_text(encoding="ascii").strip()
             except (OSError, UnicodeDecodeError) as error:
+                if self.token is not None:
+                    return self.token  # it may come later
                 raise NoAccess(f"token {self.token_file}: {_reason(error)}") from error
         return self.token
 
@@ -182,11 +184,14 @@ def _read_context(path: Path, config: dict[str, Any]) -> Access:
     if url.scheme not in ("https", "http") or not url.hostname:
         raise NoAccess(f"kubeconfig {path}: server {cluster['server']!r} is no URL")
 
-    def file(section: dict[str, Any], key: str) -> Path | None:
+    secure = url.scheme == "https"
+    verify = secure and not cluster.get("insecure-skip-tls-verify", False)
+
+    def file(section: dict[str, Any], key: str, other: str, used: bool = True) -> Path | None:
         if not section.get(key):
             return None
         found = path.parent / str(section[key])
-        if not section.get(f"{key}-data"):  # which wins
+        if used and not section.get(other):  # which will do
             _must_be_there(path, key, found)
         return found
 
@@ -196,16 +201,16 @@ def _read_context(path: Path, config: dict[str, Any]) -> Access:
     return Access(
         host=url.hostname,
         port=url.port or (443 if url.scheme == "https" else 80),
-        secure=url.scheme == "https",
+        secure=secure,
         server_name=cluster.get("tls-server-name") or None,
         verify=not cluster.get("insecure-skip-tls-verify", False),
-        ca_file=file(cluster, "certificate-authority"),
+        ca_file=file(cluster, "certificate-authority", "certificate-authority-data", used=verify),
         ca_data=data(cluster, "certificate-authority-data"),
-        cert_file=file(user, "client-certificate"),
+        cert_file=file(user, "client-certificate", "client-certificate-data", used=secure),
         cert_data=data(user, "client-certificate-data"),
-        key_file=file(user, "client-key"),
+        key_file=file(user, "client-key", "client-key-data", used=secure),
         key_data=data(user, "client-key-data"),
-        token_file=file(user, "tokenFile"),
+        token_file=file(user, "tokenFile", "token"),
         token=str(user["token"]).strip() if user.get("token") else None,
         path=url.path.rstrip("/"),
         kubeconfig=path,

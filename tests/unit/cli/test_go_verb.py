@@ -77,7 +77,9 @@ def test_without_a_number_it_is_nodenets(
     assert state.json is ("-j" in more)
 
 
-@pytest.mark.parametrize("words", [["--nope"], ["-port=1"], ["-jx"], ["serve"], ["--"], ["-"]])
+@pytest.mark.parametrize(
+    "words", [["--nope"], ["-port=1"], ["-port", "1"], ["-jx"], ["serve"], ["--"], ["-"]]
+)
 def test_the_rest_is_left_to_upstreams_parser(words: list[str]) -> None:
     assert given(*words)[1] == words
 

@@ -112,7 +112,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({}, "certificate-authority"),
         ({"client-certificate": "gone", "client-key": "k"}, "client-certificate"),
         ({"client-certificate": "c", "client-key": "gone"}, "client-key"),
-        ({"tokenFile": "gone", "token": "t"}, "tokenFile"),
+        ({"tokenFile": "gone"}, "tokenFile"),
     ],
 )
 def test_a_kubeconfig_whose_files_are_not_there_is_refused_at_once(
@@ -137,6 +137,16 @@ def test_a_file_that_is_not_used_need_not_be_there(tmp_path: Path) -> None:
     cluster = {"certificate-authority": "gone", "certificate-authority-data": data}
     found = from_kubeconfig(config(tmp_path, user, **cluster))
     assert found.ca_data == found.cert_data == found.key_data == b"PEM"
+    for other in ({"server": "http://x"}, {"insecure-skip-tls-verify": True}):
+        unused = {"certificate-authority": "gone", **other}
+        assert from_kubeconfig(config(tmp_path, {"token": "t"}, **unused)).token == "t"
+
+
+def test_a_token_stands_in_until_its_file_is_there(tmp_path: Path) -> None:
+    found = from_kubeconfig(config(tmp_path, {"tokenFile": "later", "token": "first"}))
+    assert found.bearer() == "first"
+    (tmp_path / "later").write_text("second\n")
+    assert found.bearer() == "second"
 
 
 def test_what_is_wrong_with_credentials_names_the_file_at_fault(tmp_path: Path) -> None:
