@@ -25,6 +25,7 @@ from tests.unit.agents.konnectivity.tls_scene import (
     TLS12,
     TLS13,
     Link,
+    Peer,
     Recorder,
     Run,
     Small,
@@ -425,6 +426,19 @@ def test_who_ends_it_while_reading_is_paused_hears_no_more(
     run_tls(test)
 
 
+async def _paused_with_something_unread(scene: TlsScene, middle: bool) -> tuple[Recorder, Peer]:
+    """200,000 bytes are acknowledged; ``middle``: and some of them are read."""
+    protocol = Small(data=lambda me, data: me.transport.pause_reading())
+    peer = await scene.connect(protocol)
+    if not middle:
+        protocol.transport.pause_reading()
+    await peer.send(MUCH[:200_000])
+    await until(lambda: not in_kernel(peer.sock), "it is acknowledged")
+    if middle:
+        await until(lambda: bool(protocol.got), "some is read")
+    return protocol, peer
+
+
 @pytest.mark.parametrize("waiting", [False, True])
 @pytest.mark.parametrize("middle", [False, True])
 def test_what_was_said_before_a_reset_is_read_though_reading_is_paused(
@@ -433,14 +447,7 @@ def test_what_was_said_before_a_reset_is_read_though_reading_is_paused(
     """The kernel has acknowledged it; and there is no more to hold back."""
 
     async def test(scene: TlsScene) -> None:
-        protocol = Small(data=lambda me, data: me.transport.pause_reading())
-        peer = await scene.connect(protocol)
-        if not middle:
-            protocol.transport.pause_reading()
-        await peer.send(MUCH[:200_000])
-        await until(lambda: not in_kernel(peer.sock), "it is acknowledged")
-        if middle:
-            await until(lambda: bool(protocol.got), "some is read")
+        protocol, peer = await _paused_with_something_unread(scene, middle)
         protocol.transport.write(MUCH if waiting else b"")
         await scene.sleeps()
         peer.reset()
@@ -460,16 +467,10 @@ def test_an_upload_is_read_though_its_answer_met_a_closed_socket(
     """What we write to a peer that has closed is answered with a reset."""
 
     async def test(scene: TlsScene) -> None:
-        protocol = Small(data=lambda me, data: me.transport.pause_reading())
-        peer = await scene.connect(protocol)
-        if not middle:
-            protocol.transport.pause_reading()
-        await peer.send(MUCH[:200_000])
+        protocol, peer = await _paused_with_something_unread(scene, middle)
         if notify:
             await scene.loop.sock_sendall(peer.sock, peer.goodbye())
-        await until(lambda: not in_kernel(peer.sock), "it is acknowledged")
-        if middle:
-            await until(lambda: bool(protocol.got), "some is read")
+            await until(lambda: not in_kernel(peer.sock), "that is acknowledged too")
         peer.sock.close()
         # the first is answered with a reset, and the second fails
         while protocol.transport.get_write_buffer_size() == 0 and not protocol.lost:
