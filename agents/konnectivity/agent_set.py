@@ -124,7 +124,7 @@ class ClientSet:
     @property
     def unfinished(self) -> int:
         """Tunnels, dials, and remotes and servers that do not have all of those that are over."""
-        unsent = sum(stream.unsent for stream in self.streams)
+        unsent = sum(stream.unsent > 0 for stream in self.streams)
         return self.tunnels + self._sockets.unfinished + unsent
 
     async def drained(self, seconds: float) -> bool:

@@ -272,10 +272,9 @@ class ServerStream(CallHandler):
         return len(self.core.tunnels) + len(self.core.dials) if self.core is not None else 0
 
     @property
-    def unsent(self) -> bool:
-        """Whether there is something for the server that the kernel has not taken."""
-        protocol = self._protocol
-        return protocol is not None and (self._call.unsent > 0 or protocol.unsent > 0)
+    def unsent(self) -> int:
+        """Bytes for the server that the kernel has not taken."""
+        return 0 if self._protocol is None else self._call.unsent + self._protocol.unsent
 
     def close(self, text: str = "closed here") -> None:
         """Ends the stream and its connection now; remotes are reset."""

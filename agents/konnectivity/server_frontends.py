@@ -352,7 +352,7 @@ class ConnectProtocol(asyncio.BufferedProtocol):
             self._left = left
             self._frontends.closing[self] = self._loop.time() + FLUSH_SECONDS
             return
-        logger.info("a client took nothing for %g s, %d bytes are lost", FLUSH_SECONDS, left)
+        logger.info("a client took nothing for %g s: cut with %d bytes", FLUSH_SECONDS, left)
         self.transport.abort()
 
     def _untaken(self) -> int:

@@ -7,12 +7,11 @@ import logging
 import socket
 from _socket import socket as RawSocket
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from nodenet.agents.konnectivity.poller_transport import Acceptor
-from nodenet.agents.konnectivity.tls_transport import TlsTransport
+from nodenet.agents.konnectivity.tls_transport import TlsTransport, peer_name
 from nodenet.agents.ztunnel.poller import Poller
-from nodenet.endpoint import format_host_port
 from nodenet.tls.context import Context
 from nodenet.tls.engine import Engine
 from nodenet.tls.errors import PeerLeft
@@ -45,7 +44,8 @@ def serve_tls(
             # whoever looks whether a port is open ends without a word
             level = logging.DEBUG if isinstance(error, (OSError, PeerLeft)) else logging.INFO
             if logger.isEnabledFor(level):
-                logger.log(level, "%s: TLS with %s came to nothing: %s", name, _name(peer), error)
+                who = peer_name(peer)
+                logger.log(level, "%s: TLS with %s came to nothing: %s", name, who, error)
 
         engine = Engine(context)
         transport = TlsTransport(loop, poller, sock, engine, factory, failed, direct=direct)
@@ -106,10 +106,3 @@ async def connect_tls(
     except BaseException:
         transport.abort()
         raise
-
-
-def _name(peer: Callable[[], tuple[Any, ...]]) -> str:
-    try:
-        return format_host_port(*peer()[:2])
-    except OSError:
-        return "somebody who has gone"

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from nodenet.agents.konnectivity.poller_transport import PollerTransport
 from nodenet.agents.ztunnel.poller import Poller
+from nodenet.endpoint import format_host_port
 from nodenet.rpc.call import Buffer
 from nodenet.tls.engine import TAKE_BYTES, WRITE_BYTES, Engine
 from nodenet.tls.errors import HandshakeFailed, PeerLeft, TlsError
@@ -61,6 +62,14 @@ _CIPHER: Final = _Cipher()
 
 def _nobody(_error: Exception) -> None:
     return None
+
+
+def peer_name(ask: Callable[[], tuple[Any, ...]]) -> str:
+    """Who is at the other end, for people; ``ask`` is a socket's `getpeername`."""
+    try:
+        return format_host_port(*ask()[:2])
+    except OSError:
+        return "somebody who has gone"
 
 
 class TlsTransport(PollerTransport):
@@ -501,8 +510,8 @@ class TlsTransport(PollerTransport):
             self._look_again(left, since)
             return
         if left and served:
-            peer = self.get_extra_info("peername", "somebody who has gone")
-            logger.info("%s took nothing for %g s, %d bytes are lost", peer, FLUSH_SECONDS, left)
+            peer = peer_name(self._sock.getpeername)
+            logger.info("%s took nothing for %g s: closed with %d bytes", peer, FLUSH_SECONDS, left)
         self._end(None)
 
     def _say_goodbye(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -91,6 +92,8 @@ class AgentReport(msgspec.Struct, kw_only=True):
     draining: bool
     servers: list[ServerRow]
 
+
+R = TypeVar("R", ServerReport, AgentReport)
 
 AGENTS = (
     Column("AGENT", "agent_id", max=36, elide=Elide.MIDDLE),
@@ -186,7 +189,12 @@ def show(
             moving=MOVING,
         )
         return 0
-    return _show_server(g, daemon) if daemon.role == "server" else _show_agent(g, daemon)
+    if daemon.role == "server":
+        ask = partial(_server_report, daemon)
+        return _show_peers(g, ask, "agents", AgentRow, _server_text, _why_no_agents)
+    return _show_peers(
+        g, partial(_agent_report, daemon), "servers", ServerRow, _agent_text, _why_fewer
+    )
 
 
 def _refuse_list_options(g: Globals) -> None:
@@ -200,38 +208,31 @@ def _refuse_list_options(g: Globals) -> None:
             )
 
 
-def _show_server(g: Globals, daemon: _Daemon) -> int:
-    whole: ServerReport | None = None
+def _show_peers(
+    g: Globals,
+    ask: Callable[[], R],
+    key: str,
+    row_type: type[msgspec.Struct],
+    render: Callable[[R, list[Any], Style], str],
+    why: Callable[[R], str],
+) -> int:
+    """A report with a list of peers at ``key``; its head and the status are about all of them."""
+    whole: R | None = None
 
-    def report() -> ServerReport:
+    def report() -> R:
         nonlocal whole
-        whole = _server_report(daemon)
-        agents = chosen(g, whole.agents, row_type=AgentRow, empty="no agents")
-        return msgspec.structs.replace(whole, agents=agents)
+        whole = ask()
+        rows = chosen(g, getattr(whole, key), row_type=row_type, empty=f"no {key}")
+        return msgspec.structs.replace(whole, **{key: rows})
 
-    def text(shown: ServerReport, style: Style) -> str:
+    def text(shown: R, style: Style) -> str:
         assert whole is not None
-        return _server_head(whole) + _table(shown.agents, AGENTS, style)
+        return render(whole, getattr(shown, key), style)
 
     emit_report(g, report, text, moving=MOVING)
     # what --limit leaves out is there all the same
     if whole is not None and not whole.ok:
-        raise NotConnected(_why_no_agents(whole))
-    return 0
-
-
-def _show_agent(g: Globals, daemon: _Daemon) -> int:
-    whole: AgentReport | None = None
-
-    def report() -> AgentReport:
-        nonlocal whole
-        whole = _agent_report(daemon)
-        servers = chosen(g, whole.servers, row_type=ServerRow, empty="no servers")
-        return msgspec.structs.replace(whole, servers=servers)
-
-    emit_report(g, report, _agent_text, moving=MOVING)
-    if whole is not None and not whole.ok:
-        raise NotConnected(_why_fewer(whole))
+        raise NotConnected(why(whole))
     return 0
 
 
@@ -334,12 +335,13 @@ def _server_report(daemon: _Daemon) -> ServerReport:
     )
 
 
-def _server_head(report: ServerReport) -> str:
+def _server_text(report: ServerReport, shown: list[Any], style: Style) -> str:
     count = len({row.agent_id for row in report.agents})
-    return (
+    head = (
         f"server {report.server_id}: {count} agents, 1 of {report.server_count} servers, "
         f"strategies {','.join(report.strategies)}{', draining' if report.draining else ''}\n"
     )
+    return head + _table(shown, AGENTS, style)
 
 
 def _table(rows: list[Any], columns: Sequence[Column], style: Style) -> str:
@@ -369,12 +371,12 @@ def _agent_report(daemon: _Daemon) -> AgentReport:
     )
 
 
-def _agent_text(report: AgentReport, style: Style) -> str:
+def _agent_text(report: AgentReport, shown: list[Any], style: Style) -> str:
     head = (
         f"connected to {report.connected} of {report.known} servers "
         f"(count from: {report.count_from}){', draining' if report.draining else ''}\n"
     )
-    return head + _table(report.servers, SERVERS, style)
+    return head + _table(shown, SERVERS, style)
 
 
 def _why_fewer(report: AgentReport) -> str:

@@ -283,7 +283,7 @@ def test_an_agent_with_fewer_servers_than_there_are() -> None:
     assert _why_fewer(found) == (
         "connected to 0 of 3 servers: 10.0.0.5:8091: x509 unknown authority; check --ca-cert"
     )
-    text = _agent_text(found, Style())
+    text = _agent_text(found, found.servers, Style())
     assert text.splitlines()[0] == "connected to 0 of 3 servers (count from: lease)"
     assert text.splitlines()[1].split() == "SERVER-ID ADDRESS STATE CONNS LAST-ERROR".split()
     assert _why_fewer(report(connected=2, error=None)) == "connected to 2 of 3 servers"
